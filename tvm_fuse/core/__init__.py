@@ -1,0 +1,1 @@
+"""The IR-neutral core: NumPy and the standard library, nothing else."""

@@ -1,0 +1,230 @@
+"""The IR-neutral graph that folding, matching and planning work on.
+
+A front end reads its IR into a ``Graph``; the core decides; the front end applies the
+decision to its own IR by node id. Values are frozen, nodes are in topological order (a
+node's inputs have smaller ids), and constants are read-only arrays in a side table.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from dataclasses import dataclass, field
+from enum import Enum
+from functools import cached_property
+from types import MappingProxyType
+from typing import Any, Mapping, Tuple, Union
+
+import numpy as np
+
+__all__ = [
+    "BatchNormAttrs",
+    "BiasAddAttrs",
+    "ClipAttrs",
+    "Conv2dAttrs",
+    "DenseAttrs",
+    "Dim",
+    "Graph",
+    "Kind",
+    "LeakyReluAttrs",
+    "Node",
+    "TensorInfo",
+    "digest",
+]
+
+#: A static size, or the name of a symbolic one.
+Dim = Union[int, str]
+
+
+class Kind(str, Enum):
+    """What a node does, as far as folding and fusion need to know."""
+
+    INPUT = "input"
+    CONSTANT = "constant"
+    TUPLE = "tuple"
+    GET_ITEM = "get_item"
+    CONV2D = "conv2d"
+    DENSE = "dense"
+    BATCH_NORM = "batch_norm"
+    BIAS_ADD = "bias_add"
+    ADD = "add"
+    SUBTRACT = "subtract"
+    MULTIPLY = "multiply"
+    DIVIDE = "divide"
+    RELU = "relu"
+    CLIP = "clip"
+    LEAKY_RELU = "leaky_relu"
+    SIGMOID = "sigmoid"
+    TANH = "tanh"
+    #: Any other operator that computes each output element from the elements at the same
+    #: (or the broadcast) position of its inputs.
+    ELEMENTWISE = "elementwise"
+    OTHER = "other"
+
+
+#: Kinds that a fused kernel can compute in registers, element by element.
+ELEMENTWISE_KINDS = frozenset(
+    {
+        Kind.BIAS_ADD,
+        Kind.ADD,
+        Kind.SUBTRACT,
+        Kind.MULTIPLY,
+        Kind.DIVIDE,
+        Kind.RELU,
+        Kind.CLIP,
+        Kind.LEAKY_RELU,
+        Kind.SIGMOID,
+        Kind.TANH,
+        Kind.ELEMENTWISE,
+    }
+)
+
+
+@dataclass(frozen=True)
+class Conv2dAttrs:
+    """A 2-D convolution. Layouts are spelled like ``NCHW``, ``OIHW`` or ``OIHW16i16o``."""
+
+    strides: tuple[int, ...]
+    padding: tuple[int, ...]
+    dilation: tuple[int, ...]
+    groups: int
+    channels: int
+    data_layout: str
+    kernel_layout: str
+    out_layout: str
+
+
+@dataclass(frozen=True)
+class DenseAttrs:
+    """A dense layer ``y = x · Wᵀ``; ``kernel_layout`` is ``OI`` or a packed form of it."""
+
+    kernel_layout: str
+
+
+@dataclass(frozen=True)
+class BatchNormAttrs:
+    """Inference batch normalization over ``axis`` (always >= 0)."""
+
+    axis: int
+    epsilon: float
+    center: bool
+    scale: bool
+
+
+@dataclass(frozen=True)
+class BiasAddAttrs:
+    """A vector added along ``axis`` (always >= 0)."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class ClipAttrs:
+    """Bounds of a clip."""
+
+    minimum: float
+    maximum: float
+
+
+@dataclass(frozen=True)
+class LeakyReluAttrs:
+    """Slope for negative values."""
+
+    alpha: float
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Shape and dtype of one tensor; a ``str`` dimension is symbolic."""
+
+    shape: tuple[Dim, ...]
+    dtype: str
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is a number."""
+        return all(isinstance(dim, int) for dim in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.dtype}[{'x'.join(str(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class Node:
+    """One operator, input or constant.
+
+    ``outputs`` has more than one entry only for tuple-valued nodes, which are read through
+    ``GET_ITEM`` nodes (``attrs`` is then the index). ``op`` is the front end's own name of
+    the operator and ``name`` where it came from (an ONNX node name); both are for people.
+    """
+
+    id: int
+    kind: Kind
+    op: str
+    inputs: tuple[int, ...]
+    outputs: tuple[TensorInfo, ...]
+    attrs: Any = None
+    name: str = ""
+
+    @property
+    def output(self) -> TensorInfo:
+        """The first (usually only) output."""
+        return self.outputs[0]
+
+    def __str__(self) -> str:
+        return self.name or f"{self.op}#{self.id}"
+
+
+@dataclass(frozen=True)
+class Graph:
+    """Nodes in topological order with the values of the constants among them.
+
+    Args:
+        nodes: ``nodes[i].id == i``.
+        outputs: Ids of the values the graph returns, in order; an id may repeat.
+        constants: Node id -> read-only array, for every node of kind ``CONSTANT``.
+    """
+
+    nodes: tuple[Node, ...]
+    outputs: tuple[int, ...]
+    constants: Mapping[int, np.ndarray] = field(compare=False, repr=False)
+
+    def __post_init__(self) -> None:
+        for array in self.constants.values():
+            array.setflags(write=False)
+        object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+
+    @cached_property
+    def _readers(self) -> Tuple[Tuple[int, ...], ...]:
+        readers: list[list[int]] = [[] for _ in self.nodes]
+        for node in self.nodes:
+            for source in node.inputs:
+                readers[source].append(node.id)
+        return tuple(tuple(ids) for ids in readers)
+
+    @cached_property
+    def _output_ids(self) -> frozenset[int]:
+        return frozenset(self.outputs)
+
+    def readers(self, node_id: int) -> tuple[int, ...]:
+        """Ids of the nodes that read this value, one entry for each time it is read."""
+        return self._readers[node_id]
+
+    def is_output(self, node_id: int) -> bool:
+        """Whether the graph returns this value."""
+        return node_id in self._output_ids
+
+    def constant(self, node_id: int) -> np.ndarray | None:
+        """The value of a constant node, else None."""
+        return self.constants.get(node_id)
+
+    def of_kind(self, *kinds: Kind) -> tuple[Node, ...]:
+        """The nodes of the given kinds, in topological order."""
+        return tuple(node for node in self.nodes if node.kind in kinds)
+
+
+def digest(array: np.ndarray) -> str:
+    """A short hash of an array's dtype, shape and bytes (16 hex digits of BLAKE2b)."""
+    hasher = hashlib.blake2b(digest_size=8)
+    hasher.update(f"{array.dtype.str}{array.shape}".encode())
+    hasher.update(np.ascontiguousarray(array).tobytes())
+    return hasher.hexdigest()

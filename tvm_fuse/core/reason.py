@@ -1,0 +1,165 @@
+"""Refusals as data: reason codes, decisions and the ledger that collects them.
+
+A rule that does not apply never raises and never returns a bare False: it returns a
+``Decision`` with a ``Reason`` (code, node, wanted, got). Codes are API: tests and users'
+scripts compare codes, never sentences.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Iterable, Iterator
+
+__all__ = ["Code", "Decision", "HINTS", "Ledger", "Reason", "Stage", "applied", "declined"]
+
+
+class Code(str, Enum):
+    """Why a rule declined. Spelled ``subject-problem``; documented in ``docs/reasons.md``."""
+
+    # BN folding
+    BN_PRODUCER_UNSUPPORTED = "bn-producer-unsupported"
+    BN_AFTER_ACTIVATION = "bn-after-activation"
+    BN_PARAMETERS_NOT_CONSTANT = "bn-parameters-not-constant"
+    BN_STATISTICS_USED = "bn-statistics-used"
+    BN_AXIS_NOT_CHANNEL = "bn-axis-not-channel"
+    BN_STATISTICS_NOT_FINITE = "bn-statistics-not-finite"
+    BN_VARIANCE_NOT_POSITIVE = "bn-variance-not-positive"
+    BN_EPSILON_INVALID = "bn-epsilon-invalid"
+    BN_EPSILON_MISMATCH = "bn-epsilon-mismatch"
+    ANCHOR_OUTPUT_SHARED = "anchor-output-shared"
+    ANCHOR_OUTPUT_RETURNED = "anchor-output-returned"
+    WEIGHT_NOT_CONSTANT = "weight-not-constant"
+    WEIGHT_LAYOUT_UNSUPPORTED = "weight-layout-unsupported"
+    FOLD_OVERFLOW = "fold-overflow"
+    # Chains
+    CHAIN_NO_EPILOGUE = "chain-no-epilogue"
+    CHAIN_DYNAMIC_SHAPE = "chain-dynamic-shape"
+    RESULT_SHARED = "result-shared"
+    RESULT_RETURNED = "result-returned"
+    RESULT_SHAPE_CHANGES = "result-shape-changes"
+    READER_NOT_ELEMENTWISE = "reader-not-elementwise"
+    READER_IN_OTHER_CHAIN = "reader-in-other-chain"
+
+
+#: What a user can do about each code; shown beside the reason.
+HINTS = {
+    Code.BN_PRODUCER_UNSUPPORTED: "only conv2d and dense (with or without a bias) absorb a batch norm; "
+    "it stays as one multiply and one add",
+    Code.BN_AFTER_ACTIVATION: "a batch norm after an activation cannot move into the convolution before it",
+    Code.BN_PARAMETERS_NOT_CONSTANT: "bind the parameters: pass params=..., or use relay.build_module."
+    "bind_params_by_name before the pass",
+    Code.BN_STATISTICS_USED: "export the model in inference mode, so that only the normalized output is used",
+    Code.BN_AXIS_NOT_CHANNEL: "check the layout of the model: the batch norm does not run over the channels",
+    Code.BN_STATISTICS_NOT_FINITE: "the checkpoint is damaged or not fully trained; export it again",
+    Code.BN_VARIANCE_NOT_POSITIVE: "the checkpoint is damaged, or its epsilon was lost; export it again",
+    Code.BN_EPSILON_INVALID: "epsilon must be finite and not negative; export the model again",
+    Code.BN_EPSILON_MISMATCH: "use --align-epsilon (AlignEpsilon(align=True)) to take the source's value",
+    Code.ANCHOR_OUTPUT_SHARED: "another operator reads the value before the batch norm, so it must be kept",
+    Code.ANCHOR_OUTPUT_RETURNED: "the value before the batch norm is an output of the model",
+    Code.WEIGHT_NOT_CONSTANT: "bind the parameters, or fold the expression that computes the weight",
+    Code.WEIGHT_LAYOUT_UNSUPPORTED: "bring the model to a plain layout (NCHW/OIHW or NHWC/HWIO) first",
+    Code.FOLD_OVERFLOW: "the dtype of the weights cannot hold the folded value; keep this layer in float32",
+    Code.CHAIN_NO_EPILOGUE: "nothing follows that could be computed in the same kernel",
+    Code.CHAIN_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
+    Code.RESULT_SHARED: "a result that several operators read must be written to memory once",
+    Code.RESULT_RETURNED: "the value is an output of the model, so it must be written to memory",
+    Code.RESULT_SHAPE_CHANGES: "only operators that keep the shape of the chain can join it",
+    Code.READER_NOT_ELEMENTWISE: "only elementwise operators can be computed in the anchor's kernel",
+    Code.READER_IN_OTHER_CHAIN: "the operator was taken by the chain of its other operand",
+}
+
+
+class Stage(str, Enum):
+    """How far a rule came."""
+
+    DECLINED = "declined"
+    APPLIED = "applied"
+
+
+@dataclass(frozen=True)
+class Reason:
+    """Why a rule did not apply: at which node, what was wanted, what was there."""
+
+    code: Code
+    at: str
+    wanted: str
+    got: str
+
+    @property
+    def hint(self) -> str:
+        """What a user can do about it."""
+        return HINTS[self.code]
+
+    def __str__(self) -> str:
+        return f"{self.code.value} at {self.at}: wanted {self.wanted}, got {self.got}"
+
+
+@dataclass(frozen=True)
+class Decision:
+    """What one rule decided about one node; ``reason`` is None exactly when it applied."""
+
+    rule: str
+    at: str
+    stage: Stage
+    reason: Reason | None
+    detail: str = ""
+
+    @property
+    def applied(self) -> bool:
+        """Whether the rule changed something."""
+        return self.stage is Stage.APPLIED
+
+    def __str__(self) -> str:
+        if self.reason is None:
+            return f"{self.rule}: {self.at}: {self.detail}"
+        return f"{self.rule}: not applied: {self.reason}"
+
+
+def applied(rule: str, at: str, detail: str) -> Decision:
+    """A rule that did its work."""
+    return Decision(rule, at, Stage.APPLIED, None, detail)
+
+
+def declined(rule: str, at: str, reason: Reason) -> Decision:
+    """A rule that left a node alone, and why."""
+    return Decision(rule, at, Stage.DECLINED, reason)
+
+
+class Ledger:
+    """An append-only list of decisions."""
+
+    def __init__(self, decisions: Iterable[Decision] = ()) -> None:
+        self._decisions = list(decisions)
+
+    def add(self, decision: Decision) -> None:
+        """Record one decision."""
+        self._decisions.append(decision)
+
+    def extend(self, decisions: Iterable[Decision]) -> None:
+        """Record several decisions, in order."""
+        self._decisions.extend(decisions)
+
+    def __iter__(self) -> Iterator[Decision]:
+        return iter(self._decisions)
+
+    def __len__(self) -> int:
+        return len(self._decisions)
+
+    @property
+    def applied(self) -> tuple[Decision, ...]:
+        """The decisions that changed something."""
+        return tuple(decision for decision in self._decisions if decision.applied)
+
+    @property
+    def declined(self) -> tuple[Decision, ...]:
+        """The decisions that carry a reason."""
+        return tuple(decision for decision in self._decisions if not decision.applied)
+
+    def by_code(self, code: Code) -> tuple[Decision, ...]:
+        """The decisions declined with this code."""
+        return tuple(d for d in self._decisions if d.reason is not None and d.reason.code is code)
+
+    def explain(self, at: str) -> tuple[Decision, ...]:
+        """All decisions about one node."""
+        return tuple(decision for decision in self._decisions if decision.at == at)

@@ -1,0 +1,1 @@
+"""The Relay front end; with ``schedules/`` the only code that may import TVM (through ``compat``)."""

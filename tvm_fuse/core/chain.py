@@ -1,0 +1,193 @@
+"""Chains: one anchor operator and the elementwise operators computed in its kernel.
+
+::
+
+    conv2d -> add(bias) -> add(residual) -> relu        one chain, four operators
+       |          |             |
+       one reader each, same shape
+
+A chain grows from its anchor one step at a time. A step is the smallest piece of the graph
+with one entry (the value so far) and one exit, all of whose results are read inside it: a
+single operator, or a diamond such as ``x * sigmoid(x)``. It joins when every operator in it is
+elementwise and keeps the shape. The first piece that may not join gives the reason the chain
+ends there.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+from typing import Collection
+
+from tvm_fuse.core.activations import match_activation
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, Conv2dAttrs, Dim, Graph, Kind, Node
+from tvm_fuse.core.layout import channel_vector_shape
+from tvm_fuse.core.reason import Code, Reason
+
+__all__ = ["Chain", "Step", "StepKind", "grow_chain"]
+
+
+class StepKind(str, Enum):
+    """What a step of a chain does."""
+
+    BIAS = "bias"
+    RESIDUAL = "residual"
+    ACTIVATION = "activation"
+    ELEMENTWISE = "elementwise"
+
+
+@dataclass(frozen=True)
+class Step:
+    """Operators that join a chain together; the last one is the step's result."""
+
+    kind: StepKind
+    nodes: tuple[int, ...]
+    name: str
+
+    @property
+    def result(self) -> int:
+        """Id of the node whose value leaves the step."""
+        return self.nodes[-1]
+
+
+@dataclass(frozen=True)
+class Chain:
+    """An anchor and its steps, in order, with the reason the chain ends where it does."""
+
+    anchor: int
+    steps: tuple[Step, ...]
+    end: Reason | None
+
+    @property
+    def nodes(self) -> tuple[int, ...]:
+        """All operators of the chain in topological order."""
+        return tuple(sorted({self.anchor, *(node for step in self.steps for node in step.nodes)}))
+
+    @property
+    def result(self) -> int:
+        """Id of the node whose value leaves the chain."""
+        return self.steps[-1].result if self.steps else self.anchor
+
+    @property
+    def epilogue(self) -> tuple[str, ...]:
+        """Names of the steps, such as ``("bias", "residual", "relu")``."""
+        return tuple(step.name for step in self.steps)
+
+
+def grow_chain(graph: Graph, anchor: int, taken: Collection[int] = ()) -> Chain:
+    """Collect the operators that can be computed in the anchor's kernel.
+
+    Args:
+        graph: The graph.
+        anchor: Id of the anchor (conv2d, dense, ...).
+        taken: Ids that belong to other chains.
+
+    Returns:
+        The longest chain; ``steps`` is empty when nothing can join.
+    """
+    steps: list[Step] = []
+    while True:
+        step = _next_step(graph, anchor, steps[-1].result if steps else anchor, taken)
+        if isinstance(step, Reason):
+            return Chain(anchor, tuple(steps), step)
+        steps.append(step)
+
+
+def _next_step(graph: Graph, anchor: int, value: int, taken: Collection[int]) -> Step | Reason:
+    found = match_activation(graph, value)
+    if found is not None:
+        nodes, kind, name = found.nodes, StepKind.ACTIVATION, found.activation
+    else:
+        region = _next_region(graph, value)
+        if isinstance(region, Reason):
+            return region
+        nodes = region
+        kind = _classify(graph, anchor, value, nodes)
+        name = kind.value
+    shape = graph.nodes[value].output.shape
+    for node in nodes:
+        reason = _check_taken(graph, node, taken) or _check_shape(graph, node, shape)
+        if reason is not None:
+            return reason
+    return Step(kind, nodes, name)
+
+
+def _next_region(graph: Graph, value: int) -> tuple[int, ...] | Reason:
+    """The smallest single-entry, single-exit piece of elementwise operators after ``value``.
+
+    Nodes are visited in topological order; when none is left to visit, the last one visited
+    post-dominates ``value``.
+    """
+    if graph.is_output(value):
+        return Reason(Code.RESULT_RETURNED, str(graph.nodes[value]), "a value only the chain reads", "a model output")
+    region: list[int] = []
+    pending = set(graph.readers(value))
+    while pending:
+        current = min(pending)
+        pending.remove(current)
+        node = graph.nodes[current]
+        if node.kind not in ELEMENTWISE_KINDS:
+            return _reader_reason(graph, value, node)
+        region.append(current)
+        if not pending:
+            return tuple(region)
+        if graph.is_output(current):
+            return Reason(Code.RESULT_RETURNED, str(node), "a value only the chain reads", "a model output")
+        pending.update(graph.readers(current))
+    return Reason(Code.RESULT_SHARED, str(graph.nodes[value]), "one reader", "no reader")
+
+
+def _reader_reason(graph: Graph, value: int, reader: Node) -> Reason:
+    """Why a value that ``reader`` reads ends the chain."""
+    readers = sorted(set(graph.readers(value)))
+    if len(readers) > 1:
+        names = ", ".join(str(graph.nodes[node]) for node in readers)
+        return Reason(Code.RESULT_SHARED, str(graph.nodes[value]), "one reader", f"{len(readers)}: {names}")
+    return Reason(Code.READER_NOT_ELEMENTWISE, str(reader), "an elementwise operator", reader.op)
+
+
+def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> StepKind:
+    """Name a step: a bias, a residual add, or any other elementwise piece."""
+    node = graph.nodes[nodes[0]]
+    if len(nodes) != 1 or node.kind not in (Kind.ADD, Kind.BIAS_ADD):
+        return StepKind.ELEMENTWISE
+    if node.kind is Kind.BIAS_ADD:
+        return StepKind.BIAS
+    others = [source for source in node.inputs if source != value]
+    if len(others) != 1:
+        return StepKind.ELEMENTWISE
+    other = graph.nodes[others[0]]
+    if other.kind in (Kind.CONSTANT, Kind.INPUT) and _is_channel_vector(graph.nodes[anchor], other):
+        return StepKind.BIAS
+    if other.output.shape == graph.nodes[value].output.shape:
+        return StepKind.RESIDUAL
+    return StepKind.ELEMENTWISE
+
+
+def _is_channel_vector(anchor: Node, operand: Node) -> bool:
+    """Whether an operand holds one number a channel of the anchor's output."""
+    shape = anchor.output.shape
+    layout = anchor.attrs.out_layout if isinstance(anchor.attrs, Conv2dAttrs) else None
+    wanted = (1,) * (len(shape) - 1) + shape[-1:]
+    if layout is not None:
+        wanted = channel_vector_shape(layout, "C", shape) or shape
+    return _without_leading_ones(operand.output.shape) == _without_leading_ones(wanted)
+
+
+def _without_leading_ones(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:
+    start = next((index for index, dim in enumerate(shape) if dim != 1), len(shape))
+    return shape[start:]
+
+
+def _check_shape(graph: Graph, node: int, shape: tuple[Dim, ...]) -> Reason | None:
+    got = graph.nodes[node].output
+    if got.shape == shape:
+        return None
+    wanted = "x".join(str(dim) for dim in shape)
+    return Reason(Code.RESULT_SHAPE_CHANGES, str(graph.nodes[node]), wanted, str(got))
+
+
+def _check_taken(graph: Graph, node: int, taken: Collection[int]) -> Reason | None:
+    if node not in taken:
+        return None
+    return Reason(Code.READER_IN_OTHER_CHAIN, str(graph.nodes[node]), "an operator in no chain", "taken")

@@ -1,0 +1,364 @@
+"""Fold inference batch normalization into the weights of the layer before it.
+
+::
+
+    y = gamma * (conv(x, W) + b - mean) / sqrt(var + epsilon) + beta
+    y = conv(x, W') + b'
+
+    scale = gamma / sqrt(var + epsilon)
+    W'    = W * scale            along the output channel of W
+    b'    = (b - mean) * scale + beta
+
+Shapes: gamma, beta, mean, var, b: ``(C,)``; W in any layout whose output channel is one axis,
+blocked or not, or a depthwise kernel whose two channel axes together make the output channel.
+
+Numerics: everything is computed in float64 and rounded once to the dtype of the weights. With
+unit roundoff u of that dtype a folded number differs from the exact one by at most u relative.
+
+Conditions, by code: ``bn-producer-unsupported``, ``bn-after-activation``,
+``bn-parameters-not-constant``, ``bn-statistics-used``, ``bn-axis-not-channel``,
+``bn-statistics-not-finite``, ``bn-epsilon-invalid``, ``bn-variance-not-positive``,
+``anchor-output-shared``, ``anchor-output-returned``, ``weight-not-constant``,
+``weight-layout-unsupported``, ``fold-overflow``.
+
+Source: Ioffe and Szegedy 2015, section 3.1; the algebra is in every text on deployment.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from tvm_fuse.core.activations import ACTIVATIONS, Apply
+from tvm_fuse.core.graph import BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, DenseAttrs, Graph, Kind, Node, digest
+from tvm_fuse.core.layout import axis_index, channel_vector_shape, spread
+from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+
+__all__ = ["BatchNorm", "FoldRecord", "audit_statistics", "fold_bias", "fold_scale", "fold_weight", "plan_folds", "read_batch_norm"]
+
+RULE = "fold-batch-norm"
+
+#: Operators that absorb a batch norm.
+ANCHORS = (Kind.CONV2D, Kind.DENSE)
+
+_ACTIVATION_KINDS = frozenset(
+    spelling.kind for record in ACTIVATIONS for spelling in record.spellings if isinstance(spelling, Apply)
+) - {Kind.ADD, Kind.MULTIPLY, Kind.DIVIDE}
+
+
+@dataclass(frozen=True)
+class BatchNorm:
+    """The numbers of one batch normalization, float64, each of shape ``(C,)``.
+
+    ``gamma`` is 1 and ``beta`` 0 where the operator says that it does not scale or shift,
+    whatever its constants hold.
+    """
+
+    node: int
+    name: str
+    epsilon: float
+    gamma: np.ndarray = field(compare=False, repr=False)
+    beta: np.ndarray = field(compare=False, repr=False)
+    mean: np.ndarray = field(compare=False, repr=False)
+    variance: np.ndarray = field(compare=False, repr=False)
+
+
+@dataclass(frozen=True)
+class FoldRecord:
+    """One batch norm folded into one anchor.
+
+    Args:
+        anchor: Id of the conv2d or dense.
+        batch_norm: Id of the batch norm.
+        result: Id of the value to replace (the normalized output).
+        anchor_name: Where the anchor came from.
+        name: Where the batch norm came from.
+        epsilon: The epsilon that was used.
+        variance_min: Smallest variance.
+        gain_max: Largest ``abs(scale)``.
+        had_bias: Whether an older bias was merged.
+        weight_before: Digest of the weight before folding.
+        weight_after: Digest of the folded weight.
+        weight: The folded weight, shape and dtype of the old one.
+        bias: The folded bias, shape ``(C,)``, dtype of the weight.
+    """
+
+    anchor: int
+    batch_norm: int
+    result: int
+    anchor_name: str
+    name: str
+    epsilon: float
+    variance_min: float
+    gain_max: float
+    had_bias: bool
+    weight_before: str
+    weight_after: str
+    weight: np.ndarray = field(compare=False, repr=False)
+    bias: np.ndarray = field(compare=False, repr=False)
+
+
+# --- formula ---------------------------------------------------------------------------------
+
+
+def fold_scale(bn: BatchNorm) -> np.ndarray:
+    """``gamma / sqrt(var + epsilon)``, float64 ``(C,)``."""
+    return bn.gamma / np.sqrt(bn.variance + bn.epsilon)
+
+
+def fold_bias(bn: BatchNorm, bias: np.ndarray | None) -> np.ndarray:
+    """``(b - mean) * scale + beta``, float64 ``(C,)``; ``bias=None`` means 0."""
+    shifted = -bn.mean if bias is None else bias.astype(np.float64) - bn.mean
+    return shifted * fold_scale(bn) + bn.beta
+
+
+def fold_weight(weight: np.ndarray, scale: np.ndarray, layout: str) -> np.ndarray | None:
+    """Multiply a kernel by ``scale`` along its output channel.
+
+    Args:
+        weight: Kernel of any dtype, in ``layout``.
+        scale: float64 ``(C,)``.
+        layout: Kernel layout: ``OIHW``, ``HWIO``, ``OIHW16i16o``, ``OI``, ...
+
+    Returns:
+        The product in float64, or None when no axis of the kernel is the output channel.
+    """
+    factor = spread(scale, layout, "O", weight.shape)
+    if factor is None:
+        factor = _spread_depthwise(weight.shape, scale, layout)
+    return None if factor is None else weight.astype(np.float64) * factor
+
+
+def _spread_depthwise(shape: tuple[int, ...], scale: np.ndarray, layout: str) -> np.ndarray | None:
+    """A depthwise kernel ``(.., C, multiplier, ..)``: output channel = c * multiplier + m."""
+    outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
+    if outer is None or inner is None or len(layout) != len(shape) or shape[outer] * shape[inner] != scale.size:
+        return None
+    matrix = scale.reshape(shape[outer], shape[inner])
+    target = tuple(size if index in (outer, inner) else 1 for index, size in enumerate(shape))
+    return (matrix if outer < inner else matrix.T).reshape(target)
+
+
+# --- conditions ------------------------------------------------------------------------------
+
+
+def read_batch_norm(graph: Graph, node: Node) -> BatchNorm | Reason:
+    """Read the numbers of a batch norm, or say which of them is not a constant."""
+    attrs: BatchNormAttrs = node.attrs
+    values = []
+    for role, source in zip(("gamma", "beta", "mean", "variance"), node.inputs[1:5]):
+        array = graph.constant(source)
+        if array is None:
+            got = f"{role} computed by {graph.nodes[source]}"
+            return Reason(Code.BN_PARAMETERS_NOT_CONSTANT, str(node), "constant parameters", got)
+        values.append(array.astype(np.float64).reshape(-1))
+    gamma, beta, mean, variance = values
+    if not attrs.scale:
+        gamma = np.ones_like(gamma)
+    if not attrs.center:
+        beta = np.zeros_like(beta)
+    return BatchNorm(node.id, str(node), attrs.epsilon, gamma, beta, mean, variance)
+
+
+def audit_statistics(bn: BatchNorm) -> Reason | None:
+    """Check epsilon and statistics: finite, and variance + epsilon above zero.
+
+    Returns:
+        The first problem, with channel and value, or None.
+    """
+    if not np.isfinite(bn.epsilon) or bn.epsilon < 0:
+        return Reason(Code.BN_EPSILON_INVALID, bn.name, "a finite epsilon >= 0", repr(bn.epsilon))
+    for role in ("gamma", "beta", "mean", "variance"):
+        bad = np.flatnonzero(~np.isfinite(getattr(bn, role)))
+        if bad.size:
+            got = f"{role}[{bad[0]}] = {getattr(bn, role)[bad[0]]} ({bad.size} of {bn.mean.size} channels)"
+            return Reason(Code.BN_STATISTICS_NOT_FINITE, bn.name, "finite statistics", got)
+    bad = np.flatnonzero((bn.variance < 0) | (bn.variance + bn.epsilon <= 0))
+    if bad.size:
+        got = f"variance[{bad[0]}] = {bn.variance[bad[0]]:g}, epsilon = {bn.epsilon:g} ({bad.size} channels)"
+        return Reason(Code.BN_VARIANCE_NOT_POSITIVE, bn.name, "variance >= 0 and variance + epsilon > 0", got)
+    return None
+
+
+def _statistics_are_unused(graph: Graph, bn: Node) -> int | Reason:
+    """The id of the normalized output, when it is the only one that is read."""
+    items = [graph.nodes[reader] for reader in graph.readers(bn.id)]
+    used = [item for item in items if item.kind is not Kind.GET_ITEM or item.attrs != 0]
+    if used or graph.is_output(bn.id) or len(items) != 1:
+        got = ", ".join(f"{item} reads output {item.attrs}" for item in used) or "the whole tuple"
+        return Reason(Code.BN_STATISTICS_USED, str(bn), "only the normalized output in use", got)
+    return items[0].id
+
+
+@dataclass(frozen=True)
+class _Producer:
+    """The anchor before a batch norm and the bias between them (``(C,)`` or None)."""
+
+    anchor: Node
+    bias: np.ndarray | None
+
+
+def _find_producer(graph: Graph, bn: Node) -> _Producer | Reason:
+    """Walk up from the batch norm: at most one constant per-channel add, then the anchor."""
+    source = graph.nodes[bn.inputs[0]]
+    bias: np.ndarray | None = None
+    reason = _only_reader(graph, source, bn)
+    if reason is not None:
+        return reason
+    if source.kind in (Kind.ADD, Kind.BIAS_ADD):
+        split = _split_bias(graph, source)
+        if split is not None:
+            bias, anchor = split
+            reason = _only_reader(graph, anchor, source)
+            if reason is not None:
+                return reason
+            source = anchor
+    if source.kind in ANCHORS:
+        return _Producer(source, bias)
+    code = Code.BN_AFTER_ACTIVATION if source.kind in _ACTIVATION_KINDS else Code.BN_PRODUCER_UNSUPPORTED
+    return Reason(code, str(bn), "conv2d or dense (with or without bias) before it", source.op)
+
+
+def _split_bias(graph: Graph, add: Node) -> tuple[np.ndarray, Node] | None:
+    """A per-channel constant and the anchor it is added to, if ``add`` is that."""
+    for value, other in (add.inputs, add.inputs[::-1]):
+        anchor, constant = graph.nodes[value], graph.constant(other)
+        if anchor.kind in ANCHORS and constant is not None:
+            vector = _channel_vector(add, anchor, constant)
+            if vector is not None:
+                return vector, anchor
+    return None
+
+
+def _channel_vector(add: Node, anchor: Node, constant: np.ndarray) -> np.ndarray | None:
+    """Read a constant as one number a channel of the anchor's output, else None."""
+    shape = anchor.output.shape
+    channel = _channel_axis(anchor)
+    if channel is None or not isinstance(shape[channel], int):
+        return None
+    if isinstance(add.attrs, BiasAddAttrs):
+        return constant.reshape(-1) if add.attrs.axis == channel else None
+    padded = (1,) * (len(shape) - constant.ndim) + constant.shape
+    if any(size != 1 for index, size in enumerate(padded) if index != channel):
+        return None
+    return np.broadcast_to(constant.reshape(-1), (shape[channel],))
+
+
+def _channel_axis(anchor: Node) -> int | None:
+    """The axis of the anchor's output that is its output channel."""
+    if isinstance(anchor.attrs, Conv2dAttrs):
+        return axis_index(anchor.attrs.out_layout, "C")
+    return len(anchor.output.shape) - 1
+
+
+def _only_reader(graph: Graph, value: Node, reader: Node) -> Reason | None:
+    """Nobody else may read a value that folding changes."""
+    if value.kind not in (*ANCHORS, Kind.ADD, Kind.BIAS_ADD):
+        return None
+    if graph.is_output(value.id):
+        return Reason(Code.ANCHOR_OUTPUT_RETURNED, str(value), f"{reader} as the only reader", "a model output")
+    others = [str(graph.nodes[node]) for node in graph.readers(value.id) if node != reader.id]
+    if others or len(graph.readers(value.id)) > 1:
+        got = f"{len(graph.readers(value.id))} readers; also {', '.join(others) or reader}"
+        return Reason(Code.ANCHOR_OUTPUT_SHARED, str(value), f"{reader} as the only reader", got)
+    return None
+
+
+def _axis_is_channel(bn: Node, anchor: Node) -> Reason | None:
+    channel = _channel_axis(anchor)
+    if bn.attrs.axis == channel:
+        return None
+    where = f" of {anchor.attrs.out_layout}" if isinstance(anchor.attrs, Conv2dAttrs) else ""
+    wanted = f"axis {channel}{where}" if channel is not None else "one unblocked channel axis"
+    return Reason(Code.BN_AXIS_NOT_CHANNEL, str(bn), wanted, f"axis {bn.attrs.axis}{where}")
+
+
+def _check_fits(bn: BatchNorm, anchor: Node, exact: np.ndarray, stored: np.ndarray, role: str) -> Reason | None:
+    """A folded number must not overflow the dtype it is stored in."""
+    bad = np.flatnonzero(~np.isfinite(stored.astype(np.float64)).reshape(-1))
+    if not bad.size:
+        return None
+    value = exact.reshape(-1)[bad[0]]
+    got = f"{role} value {value:g} for {bn.name} ({bad.size} values)"
+    return Reason(Code.FOLD_OVERFLOW, str(anchor), f"values that {stored.dtype} can hold", got)
+
+
+# --- construction ----------------------------------------------------------------------------
+
+
+def plan_folds(graph: Graph) -> tuple[tuple[FoldRecord, ...], tuple[Decision, ...]]:
+    """Fold every batch norm that can be folded.
+
+    Args:
+        graph: The graph; it is not changed.
+
+    Returns:
+        The records to apply, and one decision for every batch norm. A batch norm after
+        another one is declined in this round and folds in the next.
+    """
+    records: list[FoldRecord] = []
+    decisions: list[Decision] = []
+    for node in graph.of_kind(Kind.BATCH_NORM):
+        outcome = _fold_one(graph, node)
+        if isinstance(outcome, Reason):
+            decisions.append(declined(RULE, str(node), outcome))
+            continue
+        records.append(outcome)
+        detail = f"into {outcome.anchor_name}, epsilon {outcome.epsilon:.9g}"
+        decisions.append(applied(RULE, str(node), detail))
+    return tuple(records), tuple(decisions)
+
+
+def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
+    bn = read_batch_norm(graph, node)
+    if isinstance(bn, Reason):
+        return bn
+    result = _statistics_are_unused(graph, node)
+    if isinstance(result, Reason):
+        return result
+    producer = _find_producer(graph, node)
+    if isinstance(producer, Reason):
+        return producer
+    anchor = producer.anchor
+    reason = _axis_is_channel(node, anchor) or audit_statistics(bn)
+    if reason is not None:
+        return reason
+    return _construct(graph, bn, producer, result)
+
+
+def _construct(graph: Graph, bn: BatchNorm, producer: _Producer, result: int) -> FoldRecord | Reason:
+    anchor = producer.anchor
+    weight = graph.constant(anchor.inputs[1])
+    if weight is None:
+        got = f"computed by {graph.nodes[anchor.inputs[1]]}"
+        return Reason(Code.WEIGHT_NOT_CONSTANT, str(anchor), "a constant weight", got)
+    scale = fold_scale(bn)
+    exact = fold_weight(weight, scale, anchor.attrs.kernel_layout)
+    if exact is None:
+        got = f"{anchor.attrs.kernel_layout} {weight.shape}"
+        wanted = f"an output channel axis of {scale.size}"
+        return Reason(Code.WEIGHT_LAYOUT_UNSUPPORTED, str(anchor), wanted, got)
+    exact_bias = fold_bias(bn, producer.bias)
+    with np.errstate(over="ignore"):
+        stored, stored_bias = exact.astype(weight.dtype), exact_bias.astype(weight.dtype)
+    reason = _check_fits(bn, anchor, exact, stored, "weight") or _check_fits(
+        bn, anchor, exact_bias, stored_bias, "bias"
+    )
+    if reason is not None:
+        return reason
+    return FoldRecord(
+        anchor=anchor.id,
+        batch_norm=bn.node,
+        result=result,
+        anchor_name=str(anchor),
+        name=bn.name,
+        epsilon=bn.epsilon,
+        variance_min=float(bn.variance.min()),
+        gain_max=float(np.abs(scale).max()),
+        had_bias=producer.bias is not None,
+        weight_before=digest(weight),
+        weight_after=digest(stored),
+        weight=stored,
+        bias=stored_bias,
+    )

@@ -1,0 +1,199 @@
+"""What is installed, what it is for, and what is missing for more: ``tvm-fuse doctor``."""
+
+from __future__ import annotations
+
+import ctypes
+import importlib.metadata
+import os
+import platform
+import re
+import shutil
+import subprocess
+import sys
+from dataclasses import dataclass
+from enum import Enum
+from pathlib import Path
+
+from tvm_fuse.core.errors import MissingDependency
+from tvm_fuse.relay import compat
+
+__all__ = ["Check", "Status", "count_gpus", "diagnose", "render"]
+
+_ISA_FLAGS = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "amx_tile")
+
+
+class Status(str, Enum):
+    """How a check ended."""
+
+    OK = "ok"
+    MISSING = "missing"  # the main commands do not work without it
+    OPTIONAL = "optional"  # absent, and only some uses need it
+
+
+@dataclass(frozen=True)
+class Check:
+    """One line of the report.
+
+    Attributes:
+        name: What was looked for.
+        status: Whether it is there.
+        found: Version, place, or why not.
+        purpose: What tvm-fuse uses it for.
+        advice: What to do when it is absent; empty when it is there.
+    """
+
+    name: str
+    status: Status
+    found: str
+    purpose: str
+    advice: str = ""
+
+    def __str__(self) -> str:
+        return f"{self.name}: {self.status.value}, {self.found}"
+
+
+def diagnose() -> tuple[Check, ...]:
+    """Looks at this machine and this Python; never raises for something that is absent.
+
+    Imports TVM when there is one (about two seconds).
+    """
+    return (
+        _check_python(),
+        _check_cpu(),
+        _check_package("numpy", Status.MISSING, "everything", "pip install numpy"),
+        _check_package("onnx", Status.MISSING, "reading and writing models", "pip install onnx"),
+        *_check_tvm(),
+        _check_driver(),
+        _check_gpu(),
+        _check_nvrtc(),
+        _check_tool("nvcc", ("nvcc",), r"release [\d.]+", "compiling exported kernels by hand", "install the CUDA toolkit"),
+        _check_tool("C++ compiler", _compilers(), r".+", "exporting a built model as a library", "install g++ or clang++"),
+        _check_package("onnxruntime", Status.OPTIONAL, "comparing with ONNX Runtime", "pip install onnxruntime"),
+        _check_package("xgboost", Status.OPTIONAL, "tuning with a cost model", 'pip install "tvm-fuse[tune]"'),
+    )
+
+
+def render(checks: tuple[Check, ...]) -> str:
+    """Lays the checks out for people; what is absent says what it is for and what to do."""
+    width = max((len(check.name) for check in checks), default=0)
+    lines = []
+    for check in checks:
+        lines.append(f"{check.status.value:8}  {check.name:{width}}  {check.found}")
+        if check.status is not Status.OK:
+            lines.append(f"{'':8}  {'':{width}}    for: {check.purpose}")
+            lines.extend(f"{'':8}  {'':{width}}    do:  {line}" for line in check.advice.splitlines())
+    return "\n".join(lines)
+
+
+def count_gpus() -> int:
+    """Number of GPUs that the NVIDIA driver shows this process; 0 without a driver."""
+    if compat.load_cuda_driver().kind != "real":
+        return 0
+    driver, count = ctypes.CDLL("libcuda.so.1"), ctypes.c_int(0)
+    if driver.cuInit(0) != 0 or driver.cuDeviceGetCount(ctypes.byref(count)) != 0:
+        return 0
+    return count.value
+
+
+def _check_python() -> Check:
+    found = f"{platform.python_version()} ({sys.executable}), {platform.system()} {platform.machine()}"
+    purpose = "running tvm-fuse"
+    if not (3, 9) <= sys.version_info[:2] < (3, 13):
+        return Check("Python", Status.MISSING, found, purpose, "use Python 3.9 to 3.12")
+    if (platform.system(), platform.machine()) != ("Linux", "x86_64"):
+        return Check("Python", Status.MISSING, found, purpose, "the embedded TVM needs Linux on x86-64")
+    return Check("Python", Status.OK, found, purpose)
+
+
+def _check_cpu() -> Check:
+    file = Path("/proc/cpuinfo")
+    text = file.read_text() if file.is_file() else ""
+    model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
+    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.M)
+    present = set(flags.group(1).split()) if flags else set()
+    usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    name = model.group(1) if model else platform.processor() or "unknown model"
+    isa = " ".join(flag for flag in _ISA_FLAGS if flag in present) or "no AVX"
+    return Check("CPU", Status.OK, f"{name}, {usable} usable, {isa}", "CPU builds and tuning")
+
+
+def _check_package(name: str, absent: Status, purpose: str, advice: str) -> Check:
+    try:
+        return Check(name, Status.OK, importlib.metadata.version(name), purpose)
+    except importlib.metadata.PackageNotFoundError:
+        return Check(name, absent, "not installed", purpose, advice)
+
+
+def _check_tvm() -> tuple[Check, ...]:
+    """TVM itself, and what it was built to generate."""
+    purpose = "planning, building, tuning and comparing"
+    try:
+        base, tvm = compat.find_tvm(), compat.load_tvm()
+    except MissingDependency as error:
+        return (Check("TVM with Relay", Status.MISSING, error.message, purpose, error.hint),)
+    llvm = tvm.support.libinfo().get("LLVM_VERSION", "NOT-FOUND")
+    cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None
+    embedded = f"uninstall this TVM and {compat.INSTALL_RELAY}"
+    return (
+        Check("TVM with Relay", Status.OK, f"{base.version}, {base.origin}, {base.path}", purpose),
+        Check("TVM for CPU", Status.MISSING, "built without LLVM", purpose, embedded)
+        if llvm == "NOT-FOUND"
+        else Check("TVM for CPU", Status.OK, f"LLVM {llvm}", purpose),
+        Check("TVM for CUDA", Status.OK, "generates CUDA code", "CUDA builds and kernel export")
+        if cuda
+        else Check("TVM for CUDA", Status.OPTIONAL, "built without CUDA", "CUDA builds and kernel export", embedded),
+    )
+
+
+def _check_driver() -> Check:
+    purpose = "running CUDA kernels"
+    kind = compat.load_cuda_driver().kind
+    if kind == "real":
+        return Check("NVIDIA driver", Status.OK, "libcuda.so.1 of this system", purpose)
+    found = {"stub": "none; our stand-in lets TVM generate CUDA code", "none": "none, and no stand-in built"}[kind]
+    return Check("NVIDIA driver", Status.OPTIONAL, found, purpose, "install the NVIDIA driver to run CUDA kernels")
+
+
+def _check_gpu() -> Check:
+    purpose = "running and measuring CUDA kernels"
+    gpus = count_gpus()
+    if gpus == 0:
+        return Check("GPU", Status.OPTIONAL, "none visible", purpose, "use a machine with an NVIDIA GPU")
+    driver, name = ctypes.CDLL("libcuda.so.1"), ctypes.create_string_buffer(256)
+    status = driver.cuDeviceGetName(name, len(name), 0)
+    found = name.value.decode(errors="replace") if status == 0 else f"no name (driver status {status})"
+    return Check("GPU", Status.OK, f"{gpus} visible, the first is {found}", purpose)
+
+
+def _check_nvrtc() -> Check:
+    purpose = "compiling CUDA kernels to cubins without nvcc"
+    file = compat.find_cuda_library("cuda_nvrtc/lib/libnvrtc.so.12")
+    major, minor = ctypes.c_int(), ctypes.c_int()
+    try:
+        library = ctypes.CDLL(str(file) if file else "libnvrtc.so.12")
+        library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
+    except OSError:
+        advice = "pip install nvidia-cuda-nvrtc-cu12"
+        return Check("NVRTC", Status.OPTIONAL, "not found", purpose, advice)
+    return Check("NVRTC", Status.OK, f"{major.value}.{minor.value}, {file or 'of this system'}", purpose)
+
+
+def _compilers() -> tuple[str, ...]:
+    return tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")))
+
+
+def _check_tool(name: str, commands: tuple[str, ...], pattern: str, purpose: str, advice: str) -> Check:
+    """Finds the first command that really runs; a wrapper whose program is gone does not count."""
+    found = "not found"
+    for command in commands:
+        path = shutil.which(command)
+        if path is None:
+            continue
+        try:
+            answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+        except (OSError, subprocess.SubprocessError) as error:
+            found = f"{path} does not run ({type(error).__name__})"
+            continue
+        version = re.search(pattern, answer.stdout)
+        return Check(name, Status.OK, f"{version.group(0) if version else 'unknown version'}, {path}", purpose)
+    return Check(name, Status.OPTIONAL, found, purpose, advice)

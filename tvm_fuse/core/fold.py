@@ -32,7 +32,7 @@ import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
 from tvm_fuse.core.graph import BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, DenseAttrs, Graph, Kind, Node, digest
-from tvm_fuse.core.layout import axis_index, channel_vector_shape, spread
+from tvm_fuse.core.layout import axis_index, spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 
 __all__ = ["BatchNorm", "FoldRecord", "audit_statistics", "fold_bias", "fold_scale", "fold_weight", "plan_folds", "read_batch_norm"]
@@ -71,7 +71,8 @@ class FoldRecord:
     Args:
         anchor: Id of the conv2d or dense.
         batch_norm: Id of the batch norm.
-        result: Id of the value to replace (the normalized output).
+        results: Ids of the values to replace (the normalized output, once for each time it is taken
+            out of the tuple).
         anchor_name: Where the anchor came from.
         name: Where the batch norm came from.
         epsilon: The epsilon that was used.
@@ -86,7 +87,7 @@ class FoldRecord:
 
     anchor: int
     batch_norm: int
-    result: int
+    results: tuple[int, ...]
     anchor_name: str
     name: str
     epsilon: float
@@ -181,14 +182,14 @@ def audit_statistics(bn: BatchNorm) -> Reason | None:
     return None
 
 
-def _statistics_are_unused(graph: Graph, bn: Node) -> int | Reason:
-    """The id of the normalized output, when it is the only one that is read."""
+def _normalized_outputs(graph: Graph, bn: Node) -> tuple[int, ...] | Reason:
+    """The ids that take the normalized output out of the tuple, when nothing else is read."""
     items = [graph.nodes[reader] for reader in graph.readers(bn.id)]
-    used = [item for item in items if item.kind is not Kind.GET_ITEM or item.attrs != 0]
-    if used or graph.is_output(bn.id) or len(items) != 1:
-        got = ", ".join(f"{item} reads output {item.attrs}" for item in used) or "the whole tuple"
-        return Reason(Code.BN_STATISTICS_USED, str(bn), "only the normalized output in use", got)
-    return items[0].id
+    others = [item for item in items if item.kind is not Kind.GET_ITEM or item.attrs != 0]
+    if items and not others and not graph.is_output(bn.id):
+        return tuple(item.id for item in items)
+    got = ", ".join(f"{item} reads output {item.attrs}" for item in others) or "the whole tuple is returned"
+    return Reason(Code.BN_STATISTICS_USED, str(bn), "only the normalized output in use", got)
 
 
 @dataclass(frozen=True)
@@ -314,9 +315,9 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     bn = read_batch_norm(graph, node)
     if isinstance(bn, Reason):
         return bn
-    result = _statistics_are_unused(graph, node)
-    if isinstance(result, Reason):
-        return result
+    results = _normalized_outputs(graph, node)
+    if isinstance(results, Reason):
+        return results
     producer = _find_producer(graph, node)
     if isinstance(producer, Reason):
         return producer
@@ -324,10 +325,10 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     reason = _axis_is_channel(node, anchor) or audit_statistics(bn)
     if reason is not None:
         return reason
-    return _construct(graph, bn, producer, result)
+    return _construct(graph, bn, producer, results)
 
 
-def _construct(graph: Graph, bn: BatchNorm, producer: _Producer, result: int) -> FoldRecord | Reason:
+def _construct(graph: Graph, bn: BatchNorm, producer: _Producer, results: tuple[int, ...]) -> FoldRecord | Reason:
     anchor = producer.anchor
     weight = graph.constant(anchor.inputs[1])
     if weight is None:
@@ -350,7 +351,7 @@ def _construct(graph: Graph, bn: BatchNorm, producer: _Producer, result: int) ->
     return FoldRecord(
         anchor=anchor.id,
         batch_norm=bn.node,
-        result=result,
+        results=results,
         anchor_name=str(anchor),
         name=bn.name,
         epsilon=bn.epsilon,

@@ -18,6 +18,7 @@ import logging
 import os
 import re
 import sys
+import tempfile
 import types
 import warnings
 from dataclasses import dataclass
@@ -130,7 +131,7 @@ def load_tvm() -> types.ModuleType:
     for name in ("autotvm", "auto_scheduler"):
         logging.getLogger(name).addFilter(_is_not_untuned_warning)
     try:
-        with warnings.catch_warnings():
+        with warnings.catch_warnings(), _scratch_working_directory():
             warnings.simplefilter("ignore")  # deprecations inside TVM are not the user's
             tvm = _import_package("tvm", base.path)
             importlib.import_module("tvm.relay")
@@ -258,6 +259,21 @@ def _import_package(name: str, folder: Path) -> types.ModuleType:
             del sys.modules[loaded]
         raise
     return module
+
+
+@contextlib.contextmanager
+def _scratch_working_directory() -> Iterator[None]:
+    """TVM's import makes a cache folder where it runs, and fails where it may not: let it do so elsewhere."""
+    here = os.open(".", os.O_RDONLY)
+    try:
+        with tempfile.TemporaryDirectory() as scratch:
+            os.chdir(scratch)
+            try:
+                yield
+            finally:
+                os.fchdir(here)
+    finally:
+        os.close(here)
 
 
 def _check_numpy() -> None:

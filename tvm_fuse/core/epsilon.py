@@ -1,0 +1,105 @@
+"""Epsilon alignment: is the epsilon in the graph the one the model was trained with?
+
+A wrong epsilon does not crash and hardly moves a random test (1e-5 for 1e-3 moves outputs by
+some 3e-3), so it is compared as a number, never through the outputs. The expected value comes,
+in this order, from the user (``--epsilon NAME=1e-3``) or from the source file (an attribute of
+the ONNX node, or ONNX's default 1e-5 when the attribute is absent).
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+from enum import Enum
+from fnmatch import fnmatchcase
+from typing import Mapping
+
+from tvm_fuse.core.errors import UsageError
+
+__all__ = ["EPSILON_RTOL", "EpsilonCheck", "EpsilonOrigin", "ExpectedEpsilon", "check_epsilon", "resolve_expected"]
+
+#: ONNX stores epsilon in float32: 1e-5 arrives as 9.999999747378752e-06.
+EPSILON_RTOL = 1e-6
+
+
+class EpsilonOrigin(str, Enum):
+    """Where an expected epsilon comes from."""
+
+    SOURCE_ATTRIBUTE = "source attribute"
+    SOURCE_DEFAULT = "source default"
+    USER = "user"
+    GRAPH = "graph attribute"
+
+
+@dataclass(frozen=True)
+class ExpectedEpsilon:
+    """The epsilon a batch norm should have, and who says so."""
+
+    value: float
+    origin: EpsilonOrigin
+
+
+@dataclass(frozen=True)
+class EpsilonCheck:
+    """The comparison of one batch norm; ``used`` is what folding will use."""
+
+    name: str
+    in_graph: float
+    expected: float
+    origin: EpsilonOrigin
+    used: float
+
+    @property
+    def matches(self) -> bool:
+        """Whether the graph has the expected value."""
+        return math.isclose(self.in_graph, self.expected, rel_tol=EPSILON_RTOL, abs_tol=0.0)
+
+
+def check_epsilon(name: str, in_graph: float, expected: ExpectedEpsilon | None, *, align: bool) -> EpsilonCheck:
+    """Compare one batch norm's epsilon with the expected one.
+
+    Args:
+        name: Name of the batch norm.
+        in_graph: The graph's epsilon.
+        expected: What it should be; None when nobody says, and the graph is believed.
+        align: Whether the expected value replaces the graph's.
+
+    Returns:
+        The comparison.
+    """
+    if expected is None:
+        return EpsilonCheck(name, in_graph, in_graph, EpsilonOrigin.GRAPH, in_graph)
+    check = EpsilonCheck(name, in_graph, expected.value, expected.origin, in_graph)
+    used = expected.value if align and not check.matches else in_graph
+    return EpsilonCheck(name, in_graph, expected.value, expected.origin, used)
+
+
+def resolve_expected(
+    names: tuple[str, ...], source: Mapping[str, ExpectedEpsilon], user: Mapping[str, float]
+) -> dict[str, ExpectedEpsilon]:
+    """Combine the source's values with the user's, which win.
+
+    Args:
+        names: Names of the batch norms in the graph.
+        source: Name -> the source file's value.
+        user: Name or glob pattern (``layer4.*``) -> value.
+
+    Returns:
+        Name -> expected value, for every name that somebody speaks for.
+
+    Raises:
+        UsageError: A pattern of the user matches no batch norm, or a value is not a valid epsilon.
+    """
+    expected = {name: source[name] for name in names if name in source}
+    for pattern, value in user.items():
+        if not math.isfinite(value) or value < 0:
+            raise UsageError(f"epsilon for {pattern!r}: wanted a finite number >= 0, got {value}")
+        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        if not matching:
+            some = ", ".join(names[:5]) or "none"
+            raise UsageError(
+                f"epsilon for {pattern!r}: no batch norm has that name; the model has {len(names)}: {some}",
+                "quote the pattern, or use '*' for all of them",
+            )
+        expected.update((name, ExpectedEpsilon(value, EpsilonOrigin.USER)) for name in matching)
+    return expected

@@ -1,0 +1,167 @@
+"""Compare a model's outputs with the reference's, output by output, without averaging away.
+
+An element passes when ``|got - ref| <= atol + rtol * |ref|`` (NumPy's rule), computed in
+float64. A report passes when there is at least one output, every element of every output
+passes, and neither side has an output the other lacks. Two NaN, or two equal infinities, at the
+same place count as equal; any other non-finite pair fails.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Mapping
+
+import numpy as np
+
+__all__ = ["TOLERANCES", "ParityReport", "ParityRow", "Tolerance", "compare", "default_tolerance"]
+
+
+@dataclass(frozen=True)
+class Tolerance:
+    """Absolute and relative tolerance, and why they are what they are."""
+
+    atol: float
+    rtol: float
+    why: str
+
+    def scaled(self, factor: float) -> Tolerance:
+        """Both tolerances multiplied by ``factor``."""
+        return Tolerance(self.atol * factor, self.rtol * factor, f"{self.why} x {factor:g}")
+
+
+#: Default tolerance by dtype of the output.
+TOLERANCES = {
+    "float64": Tolerance(1e-5, 1e-5, "float32 arithmetic inside"),
+    "float32": Tolerance(1e-5, 1e-5, "float32: 2^-24 = 6e-8 each rounding, sums of some thousand terms"),
+    "float16": Tolerance(1e-2, 1e-2, "float16: 2^-11 = 5e-4 each rounding"),
+}
+
+
+def default_tolerance(dtype: str) -> Tolerance:
+    """The tolerance for an output's dtype; integers and booleans must be equal."""
+    return TOLERANCES.get(dtype, Tolerance(0.0, 0.0, "exact dtype"))
+
+
+@dataclass(frozen=True)
+class ParityRow:
+    """The comparison of one output.
+
+    Args:
+        output: Name of the output.
+        shape: Shape of the reference.
+        dtype: dtype of the reference.
+        elements: Number of elements.
+        failing: Number of elements that fail.
+        max_abs: Largest absolute difference (0 when empty, nan never).
+        max_rel: Largest difference relative to ``abs(ref)`` where ``ref != 0``.
+        mean_abs: Mean absolute difference.
+        worst_index: Index of the element that is furthest outside (or nearest to) its tolerance.
+        worst_got: The candidate's value there.
+        worst_reference: The reference's value there.
+        needed: The factor on the tolerance with which the output would just pass (inf: none).
+        tolerance: The tolerance used.
+        problem: Set when the outputs cannot be compared (shape or dtype differs).
+    """
+
+    output: str
+    shape: tuple[int, ...]
+    dtype: str
+    elements: int
+    failing: int
+    max_abs: float
+    max_rel: float
+    mean_abs: float
+    worst_index: tuple[int, ...]
+    worst_got: float
+    worst_reference: float
+    needed: float
+    tolerance: Tolerance
+    problem: str = ""
+
+    @property
+    def passed(self) -> bool:
+        """Whether every element passes."""
+        return not self.problem and self.failing == 0
+
+
+@dataclass(frozen=True)
+class ParityReport:
+    """The comparison of all outputs on one seeded input."""
+
+    rows: tuple[ParityRow, ...]
+    missing: tuple[str, ...]
+    extra: tuple[str, ...]
+    seed: int
+
+    @property
+    def passed(self) -> bool:
+        """Whether the models agree."""
+        return bool(self.rows) and not self.missing and not self.extra and all(row.passed for row in self.rows)
+
+
+def compare(
+    reference: Mapping[str, np.ndarray],
+    candidate: Mapping[str, np.ndarray],
+    *,
+    tolerance: Tolerance | None = None,
+    seed: int = 0,
+) -> ParityReport:
+    """Compare named outputs.
+
+    Args:
+        reference: Output name -> array of the unfused model.
+        candidate: Output name -> array of the fused model.
+        tolerance: For every output; None takes the default of each output's dtype.
+        seed: Seed of the inputs, for the report.
+
+    Returns:
+        One row for every output of the reference that the candidate has, and the names that
+        only one side has.
+    """
+    rows = tuple(
+        _compare_one(name, reference[name], candidate[name], tolerance) for name in reference if name in candidate
+    )
+    missing = tuple(name for name in reference if name not in candidate)
+    extra = tuple(name for name in candidate if name not in reference)
+    return ParityReport(rows, missing, extra, seed)
+
+
+def _compare_one(name: str, ref: np.ndarray, got: np.ndarray, tolerance: Tolerance | None) -> ParityRow:
+    tolerance = tolerance or default_tolerance(str(ref.dtype))
+    if ref.shape != got.shape or ref.dtype != got.dtype:
+        problem = f"wanted {ref.dtype}{list(ref.shape)}, got {got.dtype}{list(got.shape)}"
+        nan = float("nan")
+        return ParityRow(
+            name, ref.shape, str(ref.dtype), ref.size, ref.size, nan, nan, nan, (), nan, nan, float("inf"), tolerance, problem
+        )
+    ref64, got64 = ref.astype(np.float64), got.astype(np.float64)
+    difference = _difference(ref64, got64)
+    magnitude = np.where(np.isfinite(ref64), np.abs(ref64), 0.0)
+    allowed = tolerance.atol + tolerance.rtol * magnitude
+    excess = np.divide(difference, allowed, out=np.where(difference > 0, np.inf, 0.0), where=allowed > 0)
+    relative = np.divide(difference, magnitude, out=np.zeros_like(difference), where=magnitude > 0)
+    worst = np.unravel_index(int(np.argmax(excess)), ref.shape) if ref.size else ()
+    return ParityRow(
+        output=name,
+        shape=ref.shape,
+        dtype=str(ref.dtype),
+        elements=ref.size,
+        failing=int(np.count_nonzero(difference > allowed)),
+        max_abs=float(difference.max(initial=0.0)),
+        max_rel=float(relative.max(initial=0.0)),
+        mean_abs=float(difference.mean()) if ref.size else 0.0,
+        worst_index=tuple(int(index) for index in worst),
+        worst_got=float(got64[worst]) if ref.size else 0.0,
+        worst_reference=float(ref64[worst]) if ref.size else 0.0,
+        needed=float(excess.max(initial=0.0)),
+        tolerance=tolerance,
+    )
+
+
+def _difference(ref: np.ndarray, got: np.ndarray) -> np.ndarray:
+    """Absolute difference, with equal non-finite pairs 0 and other non-finite pairs inf."""
+    finite = np.isfinite(ref) & np.isfinite(got)
+    same = (np.isnan(ref) & np.isnan(got)) | (ref == got)
+    difference = np.where(same, 0.0, np.inf)
+    np.subtract(ref, got, out=difference, where=finite)
+    return np.abs(difference)

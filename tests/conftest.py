@@ -45,7 +45,7 @@ def groups_of(item):
     return tuple(group for group in GROUPS if item.get_closest_marker(group)) or ("no TVM needed",)
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def missing_for(group):
     """What this machine lacks for a group; empty when it has everything."""
     if group in {"relay", "cuda_codegen"}:

@@ -66,10 +66,12 @@ def diagnose() -> tuple[Check, ...]:
         _check_driver(),
         _check_gpu(),
         _check_nvrtc(),
-        _check_tool("nvcc", ("nvcc",), r"release [\d.]+", "compiling exported kernels by hand", "install the CUDA toolkit"),
-        _check_tool("C++ compiler", _compilers(), r".+", "exporting a built model as a library", "install g++ or clang++"),
-        _check_package("onnxruntime", Status.OPTIONAL, "comparing with ONNX Runtime", "pip install onnxruntime"),
-        _check_package("xgboost", Status.OPTIONAL, "tuning with a cost model", 'pip install "tvm-fuse[tune]"'),
+        _check_nvcc(),
+        _check_compiler(),
+        _check_package(
+            "onnxruntime", Status.OPTIONAL, "a second opinion on results", "pip install onnxruntime"
+        ),
+        _check_package("xgboost", Status.OPTIONAL, "tuning", 'pip install "tvm-fuse[tune]"'),
     )
 
 
@@ -131,18 +133,22 @@ def _check_tvm() -> tuple[Check, ...]:
         base, tvm = compat.find_tvm(), compat.load_tvm()
     except MissingDependency as error:
         return (Check("TVM with Relay", Status.MISSING, error.message, purpose, error.hint),)
+    installed = f"{base.version}, {base.origin}, {base.path}"
     llvm = tvm.support.libinfo().get("LLVM_VERSION", "NOT-FOUND")
     cuda = tvm.get_global_func("target.build.cuda", allow_missing=True) is not None
-    embedded = f"uninstall this TVM and {compat.INSTALL_RELAY}"
     return (
-        Check("TVM with Relay", Status.OK, f"{base.version}, {base.origin}, {base.path}", purpose),
-        Check("TVM for CPU", Status.MISSING, "built without LLVM", purpose, embedded)
-        if llvm == "NOT-FOUND"
-        else Check("TVM for CPU", Status.OK, f"LLVM {llvm}", purpose),
-        Check("TVM for CUDA", Status.OK, "generates CUDA code", "CUDA builds and kernel export")
-        if cuda
-        else Check("TVM for CUDA", Status.OPTIONAL, "built without CUDA", "CUDA builds and kernel export", embedded),
+        Check("TVM with Relay", Status.OK, installed, purpose),
+        _check_codegen("TVM for CPU", llvm != "NOT-FOUND", f"LLVM {llvm}", Status.MISSING),
+        _check_codegen("TVM for CUDA", cuda, "generates CUDA code", Status.OPTIONAL),
     )
+
+
+def _check_codegen(name: str, present: bool, found: str, absent: Status) -> Check:
+    purpose = "building for this target"
+    if present:
+        return Check(name, Status.OK, found, purpose)
+    advice = f"uninstall this TVM, then {compat.INSTALL_RELAY}"
+    return Check(name, absent, "this TVM was built without it", purpose, advice)
 
 
 def _check_driver() -> Check:
@@ -150,8 +156,8 @@ def _check_driver() -> Check:
     kind = compat.load_cuda_driver().kind
     if kind == "real":
         return Check("NVIDIA driver", Status.OK, "libcuda.so.1 of this system", purpose)
-    found = {"stub": "none; our stand-in lets TVM generate CUDA code", "none": "none, and no stand-in built"}[kind]
-    return Check("NVIDIA driver", Status.OPTIONAL, found, purpose, "install the NVIDIA driver to run CUDA kernels")
+    found = "none; our stub lets TVM generate CUDA code" if kind == "stub" else "none, and no stub of it"
+    return Check("NVIDIA driver", Status.OPTIONAL, found, purpose, "install the NVIDIA driver")
 
 
 def _check_gpu() -> Check:
@@ -178,22 +184,38 @@ def _check_nvrtc() -> Check:
     return Check("NVRTC", Status.OK, f"{major.value}.{minor.value}, {file or 'of this system'}", purpose)
 
 
-def _compilers() -> tuple[str, ...]:
-    return tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++")))
+def _check_nvcc() -> Check:
+    purpose = "building exported kernels outside TVM"
+    found, version = _run_first(("nvcc",))
+    release = re.search(r"release [\d.]+", version)
+    if release is None:
+        return Check("nvcc", Status.OPTIONAL, found, purpose, "install the CUDA toolkit")
+    return Check("nvcc", Status.OK, f"{release.group(0)}, {found}", purpose)
 
 
-def _check_tool(name: str, commands: tuple[str, ...], pattern: str, purpose: str, advice: str) -> Check:
-    """Finds the first command that really runs; a wrapper whose program is gone does not count."""
-    found = "not found"
+def _check_compiler() -> Check:
+    purpose = "exporting a built model as a library"
+    found, version = _run_first(tuple(filter(None, (os.environ.get("CXX"), "g++", "clang++", "c++"))))
+    if not version:
+        return Check("C++ compiler", Status.OPTIONAL, found, purpose, "install g++ or clang++")
+    return Check("C++ compiler", Status.OK, f"{version.splitlines()[0]}, {found}", purpose)
+
+
+def _run_first(commands: tuple[str, ...]) -> tuple[str, str]:
+    """Finds the first command that really runs; a wrapper whose program is gone does not count.
+
+    Returns:
+        Its path and the text of ``--version``; or why there is none, and an empty text.
+    """
+    reason = "not found"
     for command in commands:
         path = shutil.which(command)
         if path is None:
             continue
         try:
-            answer = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
+            run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=20, check=True)
         except (OSError, subprocess.SubprocessError) as error:
-            found = f"{path} does not run ({type(error).__name__})"
+            reason = f"{path} does not run ({type(error).__name__})"
             continue
-        version = re.search(pattern, answer.stdout)
-        return Check(name, Status.OK, f"{version.group(0) if version else 'unknown version'}, {path}", purpose)
-    return Check(name, Status.OPTIONAL, found, purpose, advice)
+        return path, run.stdout
+    return reason, ""

@@ -95,7 +95,7 @@ def find_tvm() -> TvmBase:
         return TvmBase("installed", installed, _read_version(installed))
     if "tvm" in sys.modules and installed != embedded:
         raise MissingDependency(
-            f"a TVM without Relay is already imported ({_describe(installed)}); wanted one with Relay (TVM <= 0.19)",
+            f"a TVM without Relay is already imported ({_describe(installed)}); wanted TVM <= 0.19",
             "call tvm_fuse before `import tvm`, or uninstall that TVM",
         )
     if embedded is not None:
@@ -108,7 +108,7 @@ def find_tvm() -> TvmBase:
     )
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load_tvm() -> types.ModuleType:
     """Imports the TVM that `find_tvm` names; further calls return the same module.
 
@@ -179,7 +179,7 @@ def worker_environment() -> Iterator[None]:
                 os.environ[name] = value
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def load_cuda_driver() -> CudaDriver:
     """Loads ``libcuda.so.1`` into the process: the real driver, else our stub."""
     try:
@@ -229,7 +229,8 @@ def _has_relay(package: Path) -> bool:
 def _read_version(package: Path) -> str:
     for name in ("_ffi/libinfo.py", "libinfo.py", "_version.py", "version.py"):
         file = package / name
-        found = re.search(r"^__version__\s*=\s*[\"'](.+?)[\"']", file.read_text(), re.M) if file.is_file() else None
+        text = file.read_text() if file.is_file() else ""
+        found = re.search(r"^__version__\s*=\s*[\"'](.+?)[\"']", text, re.M)
         if found:
             return found.group(1)
     for distribution in ("apache-tvm", "tvm", "hhb-tvm"):
@@ -297,12 +298,13 @@ def _load_cuda_libraries() -> None:
             ctypes.CDLL(str(file) if file else Path(name).name, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:
             raise MissingDependency(
-                f"the embedded TVM needs {Path(name).name}: {error}", f"pip install {package}, or {INSTALL_RELAY}"
+                f"the embedded TVM needs {Path(name).name}: {error}",
+                f"pip install {package}, or {INSTALL_RELAY}",
             ) from error
     if load_cuda_driver().kind == "none":
         raise MissingDependency(
-            "the embedded TVM needs libcuda.so.1; found neither an NVIDIA driver nor the stub that tvm-fuse builds",
-            "install tvm-fuse with pip (`pip install .`), which builds it with CMake and a C compiler",
+            "the embedded TVM needs libcuda.so.1; found neither an NVIDIA driver nor our stub of it",
+            "install tvm-fuse with pip (`pip install .`): that builds the stub",
         )
 
 

@@ -1,0 +1,66 @@
+"""A guard must be seen to fail: ``--require`` against tests that are skipped, or absent."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+SKIPPED = "import pytest\n@pytest.mark.relay\ndef test_it():\n    pytest.skip('no reason')\n"
+PASSED = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    pass\n"
+UNMARKED = "def test_it():\n    pass\n"
+WHOLE_FILE = "import pytest\npytest.skip('no reason', allow_module_level=True)\n"
+
+
+@pytest.fixture
+def run_pytest(tmp_path):
+    """Runs pytest on one test file beside a conftest that finds nothing missing."""
+
+    def run(text, *args):
+        conftest = (ROOT / "tests" / "conftest.py").read_text()
+        nothing_missing = '\n\ndef missing_for(group):\n    return ""\n'
+        (tmp_path / "conftest.py").write_text(conftest + nothing_missing)
+        (tmp_path / "test_it.py").write_text(text)
+        command = [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-c",
+            str(ROOT / "pyproject.toml"),
+            "-p",
+            "no:cacheprovider",
+        ]
+        return subprocess.run(
+            [*command, "--rootdir", str(tmp_path), str(tmp_path), *args],
+            capture_output=True,
+            text=True,
+            check=False,
+        )
+
+    return run
+
+
+@pytest.mark.parametrize(
+    ("text", "args", "code"),
+    [
+        pytest.param(SKIPPED, (), 0, id="a skip is fine"),
+        pytest.param(SKIPPED, ("--require", "relay"), 1, id="a skip of the required group fails"),
+        pytest.param(
+            SKIPPED + UNMARKED.replace("it", "b"), ("--require", "gpu"), 1, id="required group is empty"
+        ),
+        pytest.param(PASSED, ("--require", "gpu"), 0, id="required and passed"),
+        pytest.param(WHOLE_FILE + UNMARKED, ("--require", "relay"), 2, id="a whole file skipped"),
+        pytest.param(UNMARKED, ("--require", "relya"), 4, id="unknown group"),
+    ],
+)
+def test_require(run_pytest, text, args, code):
+    done = run_pytest(text, *args)
+    assert done.returncode == code, done.stdout + done.stderr
+
+
+def test_summary_counts_each_group(run_pytest):
+    text = SKIPPED + UNMARKED.replace("it", "other")
+    lines = run_pytest(text).stdout.splitlines()
+    assert "relay          0 passed, 0 failed, 1 skipped" in lines
+    assert "no TVM needed  1 passed, 0 failed, 0 skipped" in lines

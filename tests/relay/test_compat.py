@@ -105,7 +105,10 @@ def test_wrong_tvm_already_imported(run):
 
 def test_load_tvm_is_idempotent_and_quiet(run):
     code = REPORT.format(
-        then="import os, sys; print(load_tvm() is load_tvm() is sys.modules['tvm'], os.getenv('TOPHUB_LOCATION'))"
+        then="""
+    import os, sys
+    print(load_tvm() is load_tvm() is sys.modules["tvm"], os.environ["TOPHUB_LOCATION"])
+"""
     )
     assert "True NONE" in run({**WITH_RELAY, **NO_EMBEDDED}, code)
     assert "True /logs" in run({**WITH_RELAY, **NO_EMBEDDED}, code, TOPHUB_LOCATION="/logs")

@@ -1,0 +1,152 @@
+"""Batch-norm folding and epsilon alignment on Relay (the decisions are ``core/fold.py``'s).
+
+::
+
+    %1 = nn.conv2d(%x, W)                          %1 = nn.conv2d(%x, W')
+    %2 = add(%1, b)                  (optional)    %2 = add(%1, b')
+    %3 = nn.batch_norm(%2, ...);  %3.0
+
+``b'`` is a constant of the rank of the convolution's output, ``(1, C, 1, 1)`` for NCHW: the form
+that keeps ``nn.bias_add``'s later rewrite out of fused kernels. Runs before TVM's
+SimplifyInference, which dissolves ``nn.batch_norm``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+import numpy as np
+
+from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon
+from tvm_fuse.core.fold import FoldRecord, plan_folds
+from tvm_fuse.core.graph import Conv2dAttrs, Kind, Node
+from tvm_fuse.core.layout import spread
+from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.functions import rewrite_functions
+from tvm_fuse.relay.read import ReadFunction
+from tvm_fuse.relay.record import PassRecord, record
+from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
+
+__all__ = ["align_epsilon", "fold_batch_norms"]
+
+#: Two batch norms in a row fold in two rounds; a longer row than this is not a model.
+_MAX_ROUNDS = 16
+
+
+def fold_batch_norms(module: Any) -> Any:
+    """Fold every batch norm that can be folded, in all functions of a module.
+
+    Args:
+        module: A Relay module with its parameters bound as constants.
+
+    Returns:
+        The type-inferred module; ``last_report()["FoldBatchNorm"]`` tells what was done.
+    """
+    records: list[FoldRecord] = []
+    done: list[Decision] = []
+    for _ in range(_MAX_ROUNDS):
+        open_sites: list[Decision] = []
+        fresh: list[FoldRecord] = []
+
+        def rewrite(read: ReadFunction) -> Any:
+            folds, decisions = plan_folds(read.graph)
+            fresh.extend(folds)  # noqa: B023 (called inside this round only)
+            done.extend(decision for decision in decisions if decision.applied)
+            open_sites.extend(decision for decision in decisions if not decision.applied)  # noqa: B023
+            return _apply_folds(read, folds)
+
+        module, changed = rewrite_functions(module, rewrite)
+        records += fresh
+        if not changed:
+            break
+    record(PassRecord("FoldBatchNorm", bool(records), (*done, *open_sites), tuple(records)))
+    return module
+
+
+def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord, ...]) -> Any:
+    replacements: dict[int, Replacement] = {}
+    for fold in folds:
+        for result in fold.results:
+            replacements[result] = _folded(read, fold)
+    return rebuild_function(read, replacements)
+
+
+def _folded(read: ReadFunction, fold: FoldRecord) -> Replacement:
+    anchor = read.graph.nodes[fold.anchor]
+    expr = read.expressions[fold.anchor]
+    cached: list[Any] = []
+
+    def construct(new: Callable[[int], Any]) -> Any:
+        if not cached:
+            operands = [new(anchor.inputs[0]), relay.const(fold.weight, str(fold.weight.dtype))]
+            convolution = rebuild_expression(expr, operands)
+            bias = relay.const(_bias_like_output(anchor, fold.bias), anchor.output.dtype)
+            cached.append(relay.Call(relay.op.get("add"), [convolution, bias], None, None, expr.span))
+        return cached[0]
+
+    return construct
+
+
+def _bias_like_output(anchor: Node, bias: np.ndarray) -> np.ndarray:
+    """The bias with the rank of the anchor's output: (1, C, 1, 1) for NCHW, (1, C) for dense."""
+    bias = bias.astype(anchor.output.dtype)
+    rank = len(anchor.output.shape)
+    if not isinstance(anchor.attrs, Conv2dAttrs):
+        return bias.reshape((1,) * (rank - 1) + (-1,))
+    layout = anchor.attrs.out_layout
+    shape = tuple(bias.size if axis == "C" else 1 for axis in layout)
+    spread_bias = spread(bias, layout, "C", shape)
+    return bias if spread_bias is None else spread_bias
+
+
+# --- epsilon ---------------------------------------------------------------------------------
+
+
+def align_epsilon(module: Any, expected: Mapping[str, ExpectedEpsilon], *, align: bool) -> Any:
+    """Compare each batch norm's epsilon with the expected one, and correct it when told to.
+
+    Args:
+        module: A Relay module.
+        expected: Name of the batch norm -> what its epsilon should be.
+        align: Whether the expected value replaces a different one.
+
+    Returns:
+        The type-inferred module; ``last_report()["AlignEpsilon"]`` tells what was found.
+    """
+    checks: list[EpsilonCheck] = []
+    decisions: list[Decision] = []
+
+    def rewrite(read: ReadFunction) -> Any:
+        replacements: dict[int, Replacement] = {}
+        for node in read.graph.of_kind(Kind.BATCH_NORM):
+            check = check_epsilon(str(node), node.attrs.epsilon, expected.get(str(node)), align=align)
+            checks.append(check)
+            if check.matches:
+                continue
+            if check.used == check.in_graph:
+                decisions.append(declined("align-epsilon", str(node), _mismatch(check)))
+                continue
+            decisions.append(applied("align-epsilon", str(node), f"{check.in_graph:.9g} -> {check.used:.9g}"))
+            replacements[node.id] = _with_epsilon(read, node, check.used)
+        return rebuild_function(read, replacements)
+
+    module, changed = rewrite_functions(module, rewrite)
+    record(PassRecord("AlignEpsilon", changed, tuple(decisions), tuple(checks)))
+    return module
+
+
+def _mismatch(check: EpsilonCheck) -> Reason:
+    wanted = f"epsilon {check.expected:.9g} ({check.origin.value})"
+    return Reason(Code.BN_EPSILON_MISMATCH, check.name, wanted, f"{check.in_graph:.9g} in the graph")
+
+
+def _with_epsilon(read: ReadFunction, node: Node, epsilon: float) -> Replacement:
+    expr = read.expressions[node.id]
+
+    def construct(new: Callable[[int], Any]) -> Any:
+        attrs = {key: expr.attrs[key] for key in expr.attrs.keys()}
+        attrs = tvm.ir.make_node("relay.attrs.BatchNormAttrs", **{**attrs, "epsilon": epsilon})
+        return relay.Call(expr.op, [new(source) for source in node.inputs], attrs, None, expr.span)
+
+    return construct

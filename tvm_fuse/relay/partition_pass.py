@@ -1,0 +1,115 @@
+"""Chains become primitive functions: one call, one kernel.
+
+::
+
+    %1 = nn.conv2d(%x, W)            %1 = fn (%p0, %p1, %p2, Primitive=1,
+    %2 = add(%1, b)                        Composite="tvm_fuse.conv2d_bias_relu") {
+    %3 = nn.relu(%2)                     nn.relu(add(nn.conv2d(%p0, %p1), %p2)) }
+                                     %1(%x, W, b)
+
+Weights and biases enter as arguments (a constant inside a CUDA kernel would become a host
+pointer); only scalars stay inside. Parameters are named p0, p1, ... because AutoScheduler's task
+keys hash the names. ``PartitionedFromPattern`` keeps TVM's own partitioner out.
+
+Partitioning a module again first dissolves the groups made before, so the pass is idempotent
+and can run again after a layout change.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable
+
+from tvm_fuse.core.graph import Kind
+from tvm_fuse.core.plan import FusionGroup, plan_chains
+from tvm_fuse.core.reason import Decision
+from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.functions import rewrite_functions
+from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name
+from tvm_fuse.relay.record import PassRecord, record
+from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
+
+__all__ = ["dissolve_groups", "partition_chains"]
+
+
+def partition_chains(module: Any) -> Any:
+    """Turn every chain of a module into a primitive function.
+
+    Args:
+        module: A Relay module; layouts should be final (see ``layout_pass``).
+
+    Returns:
+        The type-inferred module; ``last_report()["PartitionChains"]`` holds the groups and a
+        decision for every anchor.
+    """
+    groups: list[FusionGroup] = []
+    decisions: list[Decision] = []
+
+    def rewrite(read: ReadFunction) -> Any:
+        plan = plan_chains(read.graph)
+        groups.extend(plan.groups)
+        decisions.extend(plan.decisions)
+        return rebuild_function(read, {group.chain.result: _grouped(read, group) for group in plan.groups})
+
+    module, changed = rewrite_functions(dissolve_groups(module), rewrite)
+    record(PassRecord("PartitionChains", changed, tuple(decisions), tuple(groups)))
+    return module
+
+
+def dissolve_groups(module: Any) -> Any:
+    """Replace every call of a group by the operators in it."""
+
+    def rewrite(read: ReadFunction) -> Any:
+        replacements: dict[int, Replacement] = {}
+        for node in read.graph.of_kind(Kind.OTHER):
+            expr = read.expressions[node.id]
+            if composite_name(expr).startswith(COMPOSITE_PREFIX):
+                replacements[node.id] = _dissolved(expr.op, node.inputs)
+        return rebuild_function(read, replacements)
+
+    return rewrite_functions(module, rewrite)[0]
+
+
+def _dissolved(function: Any, inputs: tuple[int, ...]) -> Replacement:
+    def construct(new: Callable[[int], Any]) -> Any:
+        arguments = [new(source) for source in inputs]
+        return relay.bind(function.body, dict(zip(function.params, arguments)))
+
+    return construct
+
+
+def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
+    def construct(new: Callable[[int], Any]) -> Any:
+        function, arguments = _make_function(read, group)
+        span = read.expressions[group.chain.anchor].span
+        return relay.Call(function, [new(source) for source in arguments], None, None, span)
+
+    return construct
+
+
+def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[int, ...]]:
+    """The primitive function of a group and the ids of the values it is called with."""
+    members = group.chain.nodes
+    inside: dict[int, Any] = {}
+    params: dict[int, Any] = {}
+    for node in members:
+        for source in read.graph.nodes[node].inputs:
+            if source in members or source in inside:
+                continue
+            if _is_scalar(read, source):
+                inside[source] = read.expressions[source]
+            else:
+                param = relay.Var(f"p{len(params)}", read.expressions[source].checked_type)
+                inside[source] = params[source] = param
+        operands = [inside[source] for source in read.graph.nodes[node].inputs]
+        inside[node] = rebuild_expression(read.expressions[node], operands)
+    function = relay.Function(list(params.values()), inside[group.chain.result])
+    function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
+    function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
+    function = function.with_attr("PartitionedFromPattern", "_".join(read.graph.nodes[n].op for n in members) + "_")
+    return function, tuple(params)
+
+
+def _is_scalar(read: ReadFunction, node: int) -> bool:
+    """Whether a value is a constant of rank 0, which may live inside a kernel."""
+    constant = read.graph.constant(node)
+    return constant is not None and constant.ndim == 0

@@ -1,0 +1,218 @@
+"""Relay function -> IR-neutral Graph.
+
+Node ids follow the order in which a post-order walk first leaves an expression, so inputs have
+smaller ids. Calls of function literals (fused groups, BYOC regions) are single opaque nodes:
+what is inside is somebody's decision already.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Callable
+
+from tvm_fuse.core.graph import (
+    BatchNormAttrs,
+    BiasAddAttrs,
+    ClipAttrs,
+    Conv2dAttrs,
+    DenseAttrs,
+    Dim,
+    Graph,
+    Kind,
+    LeakyReluAttrs,
+    Node,
+    TensorInfo,
+)
+from tvm_fuse.relay.base import relay, tvm
+
+__all__ = ["COMPOSITE_PREFIX", "ReadFunction", "children", "composite_name", "read_function", "source_name"]
+
+#: ``Composite`` attribute of the groups that this project makes.
+COMPOSITE_PREFIX = "tvm_fuse."
+
+#: Relay's operator patterns (``TOpPattern``) that compute element by element.
+_ELEMENTWISE_PATTERNS = (0, 1)  # kElemWise, kBroadcast
+
+_SIMPLE_KINDS = {
+    "add": Kind.ADD,
+    "subtract": Kind.SUBTRACT,
+    "multiply": Kind.MULTIPLY,
+    "divide": Kind.DIVIDE,
+    "nn.relu": Kind.RELU,
+    "sigmoid": Kind.SIGMOID,
+    "tanh": Kind.TANH,
+}
+
+
+@dataclass(frozen=True)
+class ReadFunction:
+    """A Relay function and its graph; ``expressions[i]`` is the expression of node ``i``."""
+
+    function: Any
+    graph: Graph
+    expressions: tuple[Any, ...]
+
+
+def read_function(function: Any) -> ReadFunction:
+    """Read a type-inferred Relay function.
+
+    Args:
+        function: A ``relay.Function`` whose expressions have checked types.
+
+    Returns:
+        Its graph; outputs are the fields of the returned tuple, or the one returned value.
+    """
+    expressions = _post_order(function.body)
+    seen = set(expressions)
+    expressions = [param for param in function.params if param not in seen] + expressions
+    index = {expr: position for position, expr in enumerate(expressions)}
+    nodes = []
+    constants = {}
+    batch_norms = 0
+    for position, expr in enumerate(expressions):
+        inputs = tuple(index[child] for child in children(expr))
+        kind, op, attrs = _classify(expr)
+        name = source_name(expr)
+        if kind is Kind.BATCH_NORM:
+            name = name or f"batch_norm_{batch_norms}"
+            batch_norms += 1
+        if kind is Kind.CONSTANT:
+            constants[position] = expr.data.numpy()
+        nodes.append(Node(position, kind, op, inputs, _tensors(expr.checked_type), attrs, name))
+    returned = function.body.fields if isinstance(function.body, relay.Tuple) else [function.body]
+    outputs = tuple(index[expr] for expr in returned)
+    return ReadFunction(function, Graph(tuple(nodes), outputs, constants), tuple(expressions))
+
+
+def children(expr: Any) -> list[Any]:
+    """The expressions whose values ``expr`` uses, in order."""
+    if isinstance(expr, relay.Call):
+        operands = list(expr.args)
+        return operands if _is_known_callee(expr.op) else [expr.op, *operands]
+    if isinstance(expr, relay.Tuple):
+        return list(expr.fields)
+    if isinstance(expr, relay.TupleGetItem):
+        return [expr.tuple_value]
+    if isinstance(expr, relay.If):
+        return [expr.cond, expr.true_branch, expr.false_branch]
+    if isinstance(expr, relay.Let):
+        return [expr.value, expr.body]
+    return []
+
+
+def _is_known_callee(callee: Any) -> bool:
+    return isinstance(callee, (tvm.ir.Op, relay.Function, relay.GlobalVar))
+
+
+def _post_order(body: Any) -> list[Any]:
+    """All expressions below ``body``, inputs first; an explicit stack, so depth does not matter."""
+    order: list[Any] = []
+    done: set[Any] = set()
+    stack = [(body, False)]
+    while stack:
+        expr, expanded = stack.pop()
+        if expr in done:
+            continue
+        if expanded:
+            done.add(expr)
+            order.append(expr)
+            continue
+        stack.append((expr, True))
+        stack.extend((child, False) for child in reversed(children(expr)) if child not in done)
+    return order
+
+
+def composite_name(expr: Any) -> str:
+    """The ``Composite`` name of a called function literal, else an empty string."""
+    if isinstance(expr, relay.Call) and isinstance(expr.op, relay.Function) and expr.op.attrs:
+        return str(expr.op.attrs["Composite"]) if "Composite" in expr.op.attrs else ""
+    return ""
+
+
+def source_name(expr: Any) -> str:
+    """Where an expression came from: the name in its span, or its own name hint."""
+    if isinstance(expr, relay.Var):
+        return str(expr.name_hint)
+    span = getattr(expr, "span", None)
+    while span is not None and hasattr(span, "spans"):
+        span = span.spans[0] if len(span.spans) else None
+    return str(span.source_name.name) if span is not None else ""
+
+
+def _tensors(checked_type: Any) -> tuple[TensorInfo, ...]:
+    if isinstance(checked_type, relay.TensorType):
+        return (TensorInfo(tuple(_dim(dim) for dim in checked_type.shape), str(checked_type.dtype)),)
+    if isinstance(checked_type, relay.TupleType):
+        return tuple(info for part in checked_type.fields for info in _tensors(part))
+    return (TensorInfo((), "opaque"),)
+
+
+def _dim(dim: Any) -> Dim:
+    return int(dim) if isinstance(dim, (int, tvm.tir.IntImm)) else "?"
+
+
+def _classify(expr: Any) -> tuple[Kind, str, Any]:
+    """Kind, operator name and attributes of an expression."""
+    if isinstance(expr, relay.Var):
+        return Kind.INPUT, "input", None
+    if isinstance(expr, relay.Constant):
+        return Kind.CONSTANT, "constant", None
+    if isinstance(expr, relay.Tuple):
+        return Kind.TUPLE, "tuple", None
+    if isinstance(expr, relay.TupleGetItem):
+        return Kind.GET_ITEM, "get_item", int(expr.index)
+    if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op):
+        return _classify_operator(expr)
+    return Kind.OTHER, composite_name(expr) or type(expr).__name__.lower(), None
+
+
+def _classify_operator(call: Any) -> tuple[Kind, str, Any]:
+    name = str(call.op.name)
+    if name in _SIMPLE_KINDS:
+        return _SIMPLE_KINDS[name], name, None
+    if name in _READ_ATTRS:
+        kind, read_attrs = _READ_ATTRS[name]
+        return kind, name, read_attrs(call)
+    pattern = call.op.get_attr("TOpPattern")
+    is_elementwise = pattern is not None and int(pattern) in _ELEMENTWISE_PATTERNS
+    return (Kind.ELEMENTWISE if is_elementwise else Kind.OTHER), name, None
+
+
+def _read_conv2d(call: Any) -> Conv2dAttrs:
+    attrs = call.attrs
+    data_layout = str(attrs.data_layout)
+    channels = attrs.channels
+    return Conv2dAttrs(
+        strides=tuple(int(value) for value in attrs.strides),
+        padding=tuple(int(value) for value in attrs.padding),
+        dilation=tuple(int(value) for value in attrs.dilation),
+        groups=int(attrs.groups),
+        channels=int(channels) if channels is not None else 0,
+        data_layout=data_layout,
+        kernel_layout=str(attrs.kernel_layout),
+        out_layout=str(attrs.out_layout) or data_layout,
+    )
+
+
+def _read_batch_norm(call: Any) -> BatchNormAttrs:
+    attrs = call.attrs
+    axis = _positive_axis(int(attrs.axis), call.args[0])
+    return BatchNormAttrs(axis, float(attrs.epsilon), bool(attrs.center), bool(attrs.scale))
+
+
+def _positive_axis(axis: int, data: Any) -> int:
+    return axis + len(data.checked_type.shape) if axis < 0 else axis
+
+
+#: Operators with attributes that matter: name -> kind and reader.
+_READ_ATTRS: dict[str, tuple[Kind, Callable[[Any], Any]]] = {
+    "nn.conv2d": (Kind.CONV2D, _read_conv2d),
+    "nn.contrib_conv2d_NCHWc": (Kind.CONV2D, _read_conv2d),
+    "nn.contrib_depthwise_conv2d_NCHWc": (Kind.CONV2D, _read_conv2d),
+    "nn.dense": (Kind.DENSE, lambda call: DenseAttrs("OI")),
+    "nn.contrib_dense_pack": (Kind.DENSE, lambda call: DenseAttrs(str(call.attrs.weight_layout))),
+    "nn.batch_norm": (Kind.BATCH_NORM, _read_batch_norm),
+    "nn.bias_add": (Kind.BIAS_ADD, lambda call: BiasAddAttrs(_positive_axis(int(call.attrs.axis), call.args[0]))),
+    "clip": (Kind.CLIP, lambda call: ClipAttrs(float(call.attrs.a_min), float(call.attrs.a_max))),
+    "nn.leaky_relu": (Kind.LEAKY_RELU, lambda call: LeakyReluAttrs(float(call.attrs.alpha))),
+}

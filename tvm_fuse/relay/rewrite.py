@@ -1,0 +1,66 @@
+"""Rebuild a Relay function with some of its values replaced.
+
+One walk over the nodes in topological order, without recursion: what did not change keeps its
+identity (and its checked type), what lies above a change is rebuilt.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Callable, Mapping
+
+from tvm_fuse.core.errors import InternalError
+from tvm_fuse.relay.base import relay
+from tvm_fuse.relay.read import ReadFunction, children
+
+__all__ = ["Replacement", "rebuild_expression", "rebuild_function"]
+
+#: Given the new expression of any earlier node (by id), make the new expression of this one.
+Replacement = Callable[[Callable[[int], Any]], Any]
+
+
+def rebuild_function(read: ReadFunction, replacements: Mapping[int, Replacement]) -> Any:
+    """Apply replacements to a function.
+
+    Args:
+        read: The function as it was read.
+        replacements: Node id -> how to make its new value.
+
+    Returns:
+        A new ``relay.Function`` with the same parameters and attributes, or the same object
+        when there is nothing to replace. Types are not inferred.
+    """
+    if not replacements:
+        return read.function
+    rebuilt: dict[int, Any] = {}
+    for node in read.graph.nodes:
+        old = read.expressions[node.id]
+        if node.id in replacements:
+            rebuilt[node.id] = replacements[node.id](rebuilt.__getitem__)
+        else:
+            rebuilt[node.id] = rebuild_expression(old, [rebuilt[source] for source in node.inputs])
+    function = read.function
+    body = function.body
+    if isinstance(body, relay.Tuple):
+        new_body = relay.Tuple([rebuilt[source] for source in read.graph.outputs])
+    else:
+        new_body = rebuilt[read.graph.outputs[0]]
+    return relay.Function(function.params, new_body, None, function.type_params, function.attrs, function.span)
+
+
+def rebuild_expression(expr: Any, operands: list[Any]) -> Any:
+    """The same operation on other operands (``children`` order); ``expr`` itself when they are the same."""
+    old = children(expr)
+    if all(new.same_as(was) for new, was in zip(operands, old)):
+        return expr
+    if isinstance(expr, relay.Call):
+        callee, arguments = (expr.op, operands) if len(old) == len(expr.args) else (operands[0], operands[1:])
+        return relay.Call(callee, arguments, expr.attrs, None, expr.span)
+    if isinstance(expr, relay.Tuple):
+        return relay.Tuple(operands, expr.span)
+    if isinstance(expr, relay.TupleGetItem):
+        return relay.TupleGetItem(operands[0], expr.index, expr.span)
+    if isinstance(expr, relay.If):
+        return relay.If(*operands, expr.span)
+    if isinstance(expr, relay.Let):
+        return relay.Let(expr.var, *operands, expr.span)
+    raise InternalError(f"cannot rebuild {type(expr).__name__}")

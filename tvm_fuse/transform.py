@@ -1,0 +1,100 @@
+"""The public passes: TVM module passes to put into a ``tvm.transform.Sequential``.
+
+::
+
+    passes = tvm.transform.Sequential([
+        tvm_fuse.transform.AlignEpsilon({"bn1": 1e-3}, align=True),
+        tvm_fuse.transform.FoldBatchNorm(),
+        tvm_fuse.transform.FuseChains("llvm"),
+    ])
+    module = passes(module)
+    print(tvm_fuse.last_report())
+    library = tvm.relay.build(module, target="llvm")
+
+All run at opt_level 0, so no ``PassContext`` skips them. What a pass did, and why it left
+something alone, is in ``tvm_fuse.last_report()``.
+"""
+
+from __future__ import annotations
+
+from typing import Any, Mapping
+
+from tvm_fuse.core.epsilon import EpsilonOrigin, ExpectedEpsilon
+from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
+from tvm_fuse.relay.layout_pass import decide_layout
+from tvm_fuse.relay.partition_pass import partition_chains
+from tvm_fuse.relay.target import resolve_target
+
+__all__ = ["AlignEpsilon", "DecideLayout", "FoldBatchNorm", "FuseChains", "PartitionChains"]
+
+
+def AlignEpsilon(expected: Mapping[str, Any], *, align: bool = False) -> Any:  # noqa: N802
+    """Compare every batch norm's epsilon with the value the model was trained with.
+
+    Args:
+        expected: Name of the batch norm -> its epsilon (a number, or an ``ExpectedEpsilon``).
+        align: Replace an epsilon that differs; otherwise it is only recorded, with code
+            ``bn-epsilon-mismatch``.
+
+    Returns:
+        A TVM module pass.
+    """
+    values = {
+        name: value if isinstance(value, ExpectedEpsilon) else ExpectedEpsilon(float(value), EpsilonOrigin.USER)
+        for name, value in expected.items()
+    }
+    return _module_pass("AlignEpsilon", lambda module: align_epsilon(module, values, align=align))
+
+
+def FoldBatchNorm() -> Any:  # noqa: N802
+    """Fold batch norms into the conv2d or dense before them.
+
+    Returns:
+        A TVM module pass. It wants parameters bound as constants; a batch norm with parameters
+        that are still variables is left alone with code ``bn-parameters-not-constant``.
+    """
+    return _module_pass("FoldBatchNorm", fold_batch_norms)
+
+
+def DecideLayout(target: Any) -> Any:  # noqa: N802
+    """Bring a module to the target's layouts, so that no layout transform lands in a fused kernel.
+
+    Args:
+        target: A ``tvm.target.Target`` or target string.
+
+    Returns:
+        A TVM module pass.
+    """
+    resolved = resolve_target(target)
+    return _module_pass("DecideLayout", lambda module: decide_layout(module, resolved))
+
+
+def PartitionChains() -> Any:  # noqa: N802
+    """Group each anchor with the elementwise operators after it, in the layouts at hand.
+
+    Returns:
+        A TVM module pass. Each group is a primitive function, which ``relay.build`` keeps as one
+        kernel; FuseOps takes the rest. On targets with a packed layout use ``FuseChains``.
+    """
+    return _module_pass("PartitionChains", partition_chains)
+
+
+def FuseChains(target: Any) -> Any:  # noqa: N802
+    """``DecideLayout(target)`` and then ``PartitionChains()``; earlier groups are made anew.
+
+    Args:
+        target: A ``tvm.target.Target`` or target string.
+
+    Returns:
+        A TVM module pass.
+    """
+    resolved = resolve_target(target)
+    return _module_pass("FuseChains", lambda module: partition_chains(decide_layout(module, resolved)))
+
+
+def _module_pass(name: str, function: Any) -> Any:
+    def run(module: Any, context: Any) -> Any:
+        return function(module)
+
+    return tvm.transform.module_pass(run, opt_level=0, name=f"tvm_fuse.{name}")

@@ -118,7 +118,11 @@ ACTIVATIONS: tuple[Activation, ...] = (
     Activation(
         "hard_sigmoid",
         None,
-        (*_HARD_SIGMOID_V3, _clip(_add(_mul(X, Number()), Number()), 0.0, 1.0)),
+        (
+            *_HARD_SIGMOID_V3,
+            _clip(_add(_mul(X, Number()), Number()), 0.0, 1.0),
+            _clip(_add(X, Number()), 0.0, 1.0),  # the slope was folded into the weights
+        ),
         "ONNX HardSigmoid (any alpha and beta); MobileNetV3",
     ),
     Activation(

@@ -13,7 +13,8 @@ Shapes: gamma, beta, mean, var, b: ``(C,)``; W in any layout whose output channe
 blocked or not, or a depthwise kernel whose two channel axes together make the output channel.
 
 Numerics: everything is computed in float64 and rounded once to the dtype of the weights. With
-unit roundoff u of that dtype a folded number differs from the exact one by at most u relative.
+unit roundoff u of that dtype a folded number differs from the exact one by at most u relative,
+as long as it is not subnormal in that dtype; such a one differs by half the smallest subnormal.
 
 Conditions, by code: ``bn-producer-unsupported``, ``bn-after-activation``,
 ``bn-parameters-not-constant``, ``bn-statistics-used``, ``bn-axis-not-channel``,
@@ -31,11 +32,20 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
-from tvm_fuse.core.graph import BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, DenseAttrs, Graph, Kind, Node, digest
+from tvm_fuse.core.graph import BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, Graph, Kind, Node, digest
 from tvm_fuse.core.layout import axis_index, spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 
-__all__ = ["BatchNorm", "FoldRecord", "audit_statistics", "fold_bias", "fold_scale", "fold_weight", "plan_folds", "read_batch_norm"]
+__all__ = [
+    "BatchNorm",
+    "FoldRecord",
+    "audit_statistics",
+    "fold_bias",
+    "fold_scale",
+    "fold_weight",
+    "plan_folds",
+    "read_batch_norm",
+]
 
 RULE = "fold-batch-norm"
 
@@ -134,7 +144,9 @@ def fold_weight(weight: np.ndarray, scale: np.ndarray, layout: str) -> np.ndarra
 def _spread_depthwise(shape: tuple[int, ...], scale: np.ndarray, layout: str) -> np.ndarray | None:
     """A depthwise kernel ``(.., C, multiplier, ..)``: output channel = c * multiplier + m."""
     outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
-    if outer is None or inner is None or len(layout) != len(shape) or shape[outer] * shape[inner] != scale.size:
+    if outer is None or inner is None or len(layout) != len(shape):
+        return None
+    if shape[outer] * shape[inner] != scale.size:
         return None
     matrix = scale.reshape(shape[outer], shape[inner])
     target = tuple(size if index in (outer, inner) else 1 for index, size in enumerate(shape))
@@ -145,21 +157,24 @@ def _spread_depthwise(shape: tuple[int, ...], scale: np.ndarray, layout: str) ->
 
 
 def read_batch_norm(graph: Graph, node: Node) -> BatchNorm | Reason:
-    """Read the numbers of a batch norm, or say which of them is not a constant."""
+    """Read the numbers of a batch norm, or say which of them is not a constant.
+
+    gamma and beta are not read where the operator does not use them.
+    """
     attrs: BatchNormAttrs = node.attrs
-    values = []
-    for role, source in zip(("gamma", "beta", "mean", "variance"), node.inputs[1:5]):
+    unused = {"gamma": None if attrs.scale else 1.0, "beta": None if attrs.center else 0.0}
+    values: dict[str, np.ndarray] = {}
+    for role, source in zip(("mean", "variance", "gamma", "beta"), (*node.inputs[3:5], *node.inputs[1:3])):
+        fill = unused.get(role)
+        if fill is not None:
+            values[role] = np.full_like(values["mean"], fill)
+            continue
         array = graph.constant(source)
         if array is None:
             got = f"{role} computed by {graph.nodes[source]}"
             return Reason(Code.BN_PARAMETERS_NOT_CONSTANT, str(node), "constant parameters", got)
-        values.append(array.astype(np.float64).reshape(-1))
-    gamma, beta, mean, variance = values
-    if not attrs.scale:
-        gamma = np.ones_like(gamma)
-    if not attrs.center:
-        beta = np.zeros_like(beta)
-    return BatchNorm(node.id, str(node), attrs.epsilon, gamma, beta, mean, variance)
+        values[role] = array.astype(np.float64).reshape(-1)
+    return BatchNorm(node.id, str(node), attrs.epsilon, **values)
 
 
 def audit_statistics(bn: BatchNorm) -> Reason | None:
@@ -188,7 +203,8 @@ def _normalized_outputs(graph: Graph, bn: Node) -> tuple[int, ...] | Reason:
     others = [item for item in items if item.kind is not Kind.GET_ITEM or item.attrs != 0]
     if items and not others and not graph.is_output(bn.id):
         return tuple(item.id for item in items)
-    got = ", ".join(f"{item} reads output {item.attrs}" for item in others) or "the whole tuple is returned"
+    got = ", ".join(f"{item} reads output {item.attrs}" for item in others)
+    got = got or ("the whole tuple is returned" if graph.is_output(bn.id) else "no reader")
     return Reason(Code.BN_STATISTICS_USED, str(bn), "only the normalized output in use", got)
 
 
@@ -233,17 +249,23 @@ def _split_bias(graph: Graph, add: Node) -> tuple[np.ndarray, Node] | None:
 
 
 def _channel_vector(add: Node, anchor: Node, constant: np.ndarray) -> np.ndarray | None:
-    """Read a constant as one number a channel of the anchor's output, else None."""
+    """Read a constant as one number a channel of the anchor's output, else None.
+
+    A constant that broadcasts the output to a larger shape is none.
+    """
     shape = anchor.output.shape
     channel = _channel_axis(anchor)
-    if channel is None or not isinstance(shape[channel], int):
+    if channel is None or add.output.shape != shape:
+        return None
+    channels = shape[channel]
+    if not isinstance(channels, int):
         return None
     if isinstance(add.attrs, BiasAddAttrs):
         return constant.reshape(-1) if add.attrs.axis == channel else None
     padded = (1,) * (len(shape) - constant.ndim) + constant.shape
     if any(size != 1 for index, size in enumerate(padded) if index != channel):
         return None
-    return np.broadcast_to(constant.reshape(-1), (shape[channel],))
+    return np.broadcast_to(constant.reshape(-1), (channels,))
 
 
 def _channel_axis(anchor: Node) -> int | None:
@@ -257,12 +279,13 @@ def _only_reader(graph: Graph, value: Node, reader: Node) -> Reason | None:
     """Nobody else may read a value that folding changes."""
     if value.kind not in (*ANCHORS, Kind.ADD, Kind.BIAS_ADD):
         return None
+    wanted = f"{reader} as the only reader"
     if graph.is_output(value.id):
-        return Reason(Code.ANCHOR_OUTPUT_RETURNED, str(value), f"{reader} as the only reader", "a model output")
+        return Reason(Code.ANCHOR_OUTPUT_RETURNED, str(value), wanted, "a model output")
     others = [str(graph.nodes[node]) for node in graph.readers(value.id) if node != reader.id]
     if others or len(graph.readers(value.id)) > 1:
         got = f"{len(graph.readers(value.id))} readers; also {', '.join(others) or reader}"
-        return Reason(Code.ANCHOR_OUTPUT_SHARED, str(value), f"{reader} as the only reader", got)
+        return Reason(Code.ANCHOR_OUTPUT_SHARED, str(value), wanted, got)
     return None
 
 
@@ -275,14 +298,28 @@ def _axis_is_channel(bn: Node, anchor: Node) -> Reason | None:
     return Reason(Code.BN_AXIS_NOT_CHANNEL, str(bn), wanted, f"axis {bn.attrs.axis}{where}")
 
 
-def _check_fits(bn: BatchNorm, anchor: Node, exact: np.ndarray, stored: np.ndarray, role: str) -> Reason | None:
+def _check_fits(
+    bn: BatchNorm, anchor: Node, exact: np.ndarray, stored: np.ndarray, role: str
+) -> Reason | None:
     """A folded number must not overflow the dtype it is stored in."""
-    bad = np.flatnonzero(~np.isfinite(stored.astype(np.float64)).reshape(-1))
-    if not bad.size:
+    bad = np.argwhere(~np.isfinite(stored.astype(np.float64)))
+    if not len(bad):
         return None
-    value = exact.reshape(-1)[bad[0]]
-    got = f"{role} value {value:g} for {bn.name} ({bad.size} values)"
-    return Reason(Code.FOLD_OVERFLOW, str(anchor), f"values that {stored.dtype} can hold", got)
+    value = exact[tuple(bad[0])]
+    got = f"{role}{bad[0].tolist()} = {value:g} for {bn.name} ({len(bad)} of {stored.size} values)"
+    return Reason(Code.FOLD_OVERFLOW, str(anchor), f"values that {_range(stored.dtype)} can hold", got)
+
+
+def _range(dtype: np.dtype) -> str:
+    """A dtype with its largest number."""
+    return f"{dtype} (at most {np.finfo(dtype).max:g})" if dtype.kind == "f" else str(dtype)
+
+
+def _check_floating(anchor: Node, weight: np.ndarray) -> Reason | None:
+    """Integers cannot hold a folded weight; TVM also hands out bfloat16 as the bits, in uint16."""
+    if weight.dtype.kind == "f" or weight.dtype.name == "bfloat16":
+        return None
+    return Reason(Code.FOLD_OVERFLOW, str(anchor), "a weight in a floating-point dtype", f"{weight.dtype}")
 
 
 # --- construction ----------------------------------------------------------------------------
@@ -328,19 +365,25 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     return _construct(graph, bn, producer, results)
 
 
-def _construct(graph: Graph, bn: BatchNorm, producer: _Producer, results: tuple[int, ...]) -> FoldRecord | Reason:
+def _construct(
+    graph: Graph, bn: BatchNorm, producer: _Producer, results: tuple[int, ...]
+) -> FoldRecord | Reason:
     anchor = producer.anchor
     weight = graph.constant(anchor.inputs[1])
     if weight is None:
         got = f"computed by {graph.nodes[anchor.inputs[1]]}"
         return Reason(Code.WEIGHT_NOT_CONSTANT, str(anchor), "a constant weight", got)
-    scale = fold_scale(bn)
-    exact = fold_weight(weight, scale, anchor.attrs.kernel_layout)
+    reason = _check_floating(anchor, weight)
+    if reason is not None:
+        return reason
+    with np.errstate(over="ignore", invalid="ignore"):
+        scale = fold_scale(bn)
+        exact = fold_weight(weight, scale, anchor.attrs.kernel_layout)
+        exact_bias = fold_bias(bn, producer.bias)
     if exact is None:
         got = f"{anchor.attrs.kernel_layout} {weight.shape}"
         wanted = f"an output channel axis of {scale.size}"
         return Reason(Code.WEIGHT_LAYOUT_UNSUPPORTED, str(anchor), wanted, got)
-    exact_bias = fold_bias(bn, producer.bias)
     with np.errstate(over="ignore"):
         stored, stored_bias = exact.astype(weight.dtype), exact_bias.astype(weight.dtype)
     reason = _check_fits(bn, anchor, exact, stored, "weight") or _check_fits(

@@ -24,10 +24,19 @@ ANCHORS = {Kind.CONV2D: "conv2d", Kind.DENSE: "dense"}
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """One fused kernel: its name, such as ``conv2d_bias_relu``, and its chain."""
+    """One fused kernel.
+
+    Args:
+        name: Family and steps, such as ``conv2d_bias_relu``.
+        chain: The node ids.
+        anchor_name: Where the anchor came from.
+        operators: The front end's names of the operators, in topological order.
+    """
 
     name: str
     chain: Chain
+    anchor_name: str
+    operators: tuple[str, ...]
 
 
 @dataclass(frozen=True)
@@ -56,7 +65,8 @@ def plan_chains(graph: Graph) -> FusionPlan:
         if reason is not None:
             decisions.append(declined(RULE, str(anchor), reason))
             continue
-        group = FusionGroup("_".join((ANCHORS[anchor.kind], *chain.epilogue)), chain)
+        name = "_".join((ANCHORS[anchor.kind], *chain.epilogue))
+        group = FusionGroup(name, chain, str(anchor), tuple(graph.nodes[node].op for node in chain.nodes))
         taken.update(chain.nodes)
         groups.append(group)
         decisions.append(applied(RULE, str(anchor), f"{group.name}; ends: {chain.end}"))

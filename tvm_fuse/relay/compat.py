@@ -43,6 +43,7 @@ __all__ = [
 
 INSTALL_RELAY = 'pip install "tvm-fuse[relay]"'
 
+_XGBOOST_NOISE = "Your system has an old version of glibc"  # said by its CPU build on every system
 _EMBEDDED_TVM = ("3rdparty", "tvm", "python", "tvm")  # below the bitblas package
 _CUDA_LIBRARIES = {  # file below the namespace package "nvidia" -> pip package
     "cuda_runtime/lib/libcudart.so.12": "nvidia-cuda-runtime-cu12",
@@ -128,6 +129,7 @@ def load_tvm() -> types.ModuleType:
         _check_numpy()
         _load_cuda_libraries()
     _provide_onnx_mapping()
+    warnings.filterwarnings("ignore", _XGBOOST_NOISE, FutureWarning)
     for name in ("autotvm", "auto_scheduler"):
         logging.getLogger(name).addFilter(_is_not_untuned_warning)
     try:
@@ -162,14 +164,17 @@ def worker_environment() -> Iterator[None]:
     """
     load_tvm()
     base = find_tvm()
-    paths: dict[str, list[Path]] = {"PYTHONPATH": [base.path.parent], "LD_LIBRARY_PATH": []}
+    libraries: list[Path | None] = []
     if base.origin == "embedded":
-        files = [*map(find_cuda_library, _CUDA_LIBRARIES), load_cuda_driver().path]
-        paths["LD_LIBRARY_PATH"] = [file.parent for file in files if file is not None]
-    before = {name: os.environ.get(name) for name in paths}
-    for name, folders in paths.items():
-        old = before[name]
-        os.environ[name] = os.pathsep.join([*map(str, folders), *([old] if old else [])])
+        libraries = [*map(find_cuda_library, _CUDA_LIBRARIES), load_cuda_driver().path]
+    additions = {
+        "PYTHONPATH": (os.pathsep, [str(base.path.parent)]),
+        "LD_LIBRARY_PATH": (os.pathsep, [str(file.parent) for file in libraries if file is not None]),
+        "PYTHONWARNINGS": (",", [f"ignore:{_XGBOOST_NOISE}:FutureWarning"]),
+    }
+    before = {name: os.environ.get(name) for name in additions}
+    for name, (separator, items) in additions.items():
+        os.environ[name] = separator.join(filter(None, [*items, before[name]]))
     try:
         yield
     finally:

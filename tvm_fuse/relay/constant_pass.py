@@ -2,8 +2,8 @@
 
 TVM's own FoldConstant compiles every constant expression through LLVM, about half a second
 each; a model whose weights are brought to another layout has a hundred of them. The operators
-below cover what folding, layout changes and exporters leave behind; TVM's pass finds little to
-do after this one. Integer division and anything else not in the table is left to TVM.
+in the table at the end cover what folding, layout changes and exporters leave behind. TVM's
+pass runs only when an operator on constants is left that is not in the table.
 """
 
 from __future__ import annotations
@@ -34,7 +34,19 @@ def fold_constants(module: Any) -> Any:
         The type-inferred module; values are bit-identical to what the operators compute, but
         for square roots and divisions, which are correctly rounded here.
     """
-    return rewrite_functions(module, _rewrite)[0]
+    module, _ = rewrite_functions(module, _rewrite)
+    leftovers: list[str] = []
+    rewrite_functions(module, lambda read: _collect_leftovers(read, leftovers))
+    return relay.transform.FoldConstant()(module) if leftovers else module
+
+
+def _collect_leftovers(read: ReadFunction, leftovers: list[str]) -> Any:
+    constants = set(read.graph.constants)
+    for node in read.graph.nodes:
+        is_operator = node.kind not in (Kind.TUPLE, Kind.GET_ITEM, Kind.INPUT)
+        if is_operator and node.inputs and all(source in constants for source in node.inputs):
+            leftovers.append(node.op)
+    return read.function
 
 
 def _rewrite(read: ReadFunction) -> Any:
@@ -92,6 +104,8 @@ _OPERATORS: dict[str, Evaluate] = {
     "squeeze": lambda attrs, x, shape: x[0].reshape(shape),
     "expand_dims": lambda attrs, x, shape: x[0].reshape(shape),
     "transpose": lambda attrs, x, shape: x[0].transpose(_axes(attrs, x[0])),
+    "repeat": lambda attrs, x, shape: np.repeat(x[0], int(attrs.repeats), int(attrs.axis)),
+    "copy": lambda attrs, x, shape: x[0],
     "broadcast_to": lambda attrs, x, shape: np.broadcast_to(x[0], shape),
     "layout_transform": lambda attrs, x, shape: transform(x[0], str(attrs.src_layout), str(attrs.dst_layout)),
 }

@@ -11,11 +11,15 @@ run-time scales such as squeeze-excite gates onto the weights of the next convol
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Callable
 
+from tvm_fuse.core.graph import Node
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
+from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.partition_pass import dissolve_groups
+from tvm_fuse.relay.read import ReadFunction
+from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 
 __all__ = ["DISABLED_PASSES", "PREFIX_PASSES", "decide_layout"]
 
@@ -64,9 +68,64 @@ def decide_layout(module: Any, target: Any) -> Any:
     current = tvm.transform.PassContext.current()
     disabled = {str(name) for name in current.disabled_pass} | {*DISABLED_PASSES, "FoldConstant"}
     prefix = tvm.get_global_func("relay.backend.GetPassPrefixSeq")(True, False)
+    names = _collect_names(module)
     with target, tvm.transform.PassContext(
         opt_level=_LAYOUT_OPT_LEVEL, disabled_pass=sorted(disabled), config=dict(current.config.items())
     ):
         module = prefix(module)
-    module = fold_constants(module)
-    return relay.transform.InferType()(module)
+    return _restore_names(fold_constants(module), names)
+
+
+# --- names -----------------------------------------------------------------------------------
+# AlterOpLayout drops the spans that say where an operator came from. It keeps the order of the
+# operators, so the n-th convolution before it is the n-th after it, as long as their number
+# is the same. Names are for people; nothing depends on them.
+
+
+def _family(op: str) -> str:
+    return "nn.conv2d" if "conv2d" in op else "nn.dense" if "dense" in op else op
+
+
+def _named_operators(read: ReadFunction) -> dict[str, list[Node]]:
+    families: dict[str, list[Node]] = {}
+    for node in read.graph.nodes:
+        if isinstance(read.expressions[node.id], relay.Call):
+            families.setdefault(_family(node.op), []).append(node)
+    return families
+
+
+def _collect_names(module: Any) -> dict[str, list[str]]:
+    """The names of the operators of ``main``, by family, in order."""
+    names: dict[str, list[str]] = {}
+
+    def collect(read: ReadFunction) -> Any:
+        for family, nodes in _named_operators(read).items():
+            names.setdefault(family, []).extend(node.name for node in nodes)
+        return read.function
+
+    rewrite_functions(module, collect)
+    return names
+
+
+def _restore_names(module: Any, names: dict[str, list[str]]) -> Any:
+    def restore(read: ReadFunction) -> Any:
+        replacements: dict[int, Replacement] = {}
+        for family, nodes in _named_operators(read).items():
+            if len(nodes) != len(names.get(family, [])):
+                continue
+            for node, name in zip(nodes, names[family]):
+                if name and not node.name:
+                    replacements[node.id] = _with_span(read, node, name)
+        return rebuild_function(read, replacements)
+
+    return rewrite_functions(module, restore)[0]
+
+
+def _with_span(read: ReadFunction, node: Node, name: str) -> Replacement:
+    expr = read.expressions[node.id]
+
+    def construct(new: Callable[[int], Any]) -> Any:
+        span = relay.Span(relay.SourceName(name), 0, 0, 0, 0)
+        return relay.Call(expr.op, [new(source) for source in node.inputs], expr.attrs, None, span)
+
+    return construct

@@ -105,7 +105,7 @@ def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[i
     function = relay.Function(list(params.values()), inside[group.chain.result])
     function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
     function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
-    function = function.with_attr("PartitionedFromPattern", "_".join(read.graph.nodes[n].op for n in members) + "_")
+    function = function.with_attr("PartitionedFromPattern", "_".join(group.operators) + "_")
     return function, tuple(params)
 
 

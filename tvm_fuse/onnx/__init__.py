@@ -1,0 +1,1 @@
+"""ONNX files, read without TVM."""

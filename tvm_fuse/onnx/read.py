@@ -1,0 +1,227 @@
+"""Read an ONNX file, refuse what an importer would get silently wrong, and list its batch norms.
+
+TVM's importer ignores ``training_mode`` (and the five-output training form of older opsets):
+such a model imports without a word and computes something else. It is refused here, by name,
+where the information still exists. The epsilon of every batch norm is taken from the file, so
+that it can be compared with what arrives in the graph.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any, Mapping
+
+import numpy as np
+import onnx
+from google.protobuf.message import DecodeError
+from onnx import checker, helper, numpy_helper
+
+from tvm_fuse.core.epsilon import EpsilonOrigin, ExpectedEpsilon
+from tvm_fuse.core.errors import ModelError, UsageError
+from tvm_fuse.core.graph import Dim
+
+__all__ = ["OPSETS", "OnnxModel", "TensorSpec", "fix_shapes", "read_onnx"]
+
+#: Opsets of the default domain that are read; newer ones change the meaning of operators.
+OPSETS = range(7, 18)
+
+_ONNX_DEFAULT_EPSILON = 1e-5  # BatchNormalization, all opsets
+_DEFAULT_DOMAINS = ("", "ai.onnx")
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph input: name, shape (a ``str`` dimension is symbolic) and NumPy dtype name."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: str
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is a number."""
+        return all(isinstance(dim, int) for dim in self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} [{', '.join(str(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class OnnxModel:
+    """A checked ONNX model in inference mode.
+
+    Args:
+        path: The file.
+        proto: The model; every node has a unique name.
+        opset: Version of the default operator set.
+        inputs: Inputs that a caller must supply (initializers are not among them).
+        outputs: Output names, in order.
+        epsilon: Name of each batch norm -> its epsilon and whether the file states it.
+    """
+
+    path: Path
+    proto: Any = field(compare=False, repr=False)
+    opset: int
+    inputs: tuple[TensorSpec, ...]
+    outputs: tuple[str, ...]
+    epsilon: Mapping[str, ExpectedEpsilon]
+
+
+def read_onnx(path: Path) -> OnnxModel:
+    """Load and check an ONNX file.
+
+    Args:
+        path: The file; external data is looked for beside it.
+
+    Returns:
+        The model.
+
+    Raises:
+        UsageError: There is no such file.
+        ModelError: It is not a valid ONNX model, has an unsupported opset, or is in training mode.
+    """
+    proto = _load(path)
+    opset = _default_opset(path, proto)
+    _check(path, proto)
+    _name_nodes(proto.graph)
+    initializers = {tensor.name for tensor in proto.graph.initializer}
+    inputs = tuple(_read_input(value) for value in proto.graph.input if value.name not in initializers)
+    _refuse_training_mode(path, proto.graph)
+    epsilon = {node.name: _read_epsilon(node) for node in _batch_norms(proto.graph)}
+    return OnnxModel(path, proto, opset, inputs, tuple(value.name for value in proto.graph.output), epsilon)
+
+
+def _load(path: Path) -> Any:
+    if not path.is_file():
+        raise UsageError(f"no such file: {path}")
+    try:
+        proto = onnx.load(str(path))
+    except (DecodeError, ValueError, TypeError) as error:
+        raise ModelError(f"{path} is not an ONNX file: {error}", "is the file complete?") from error
+    except OSError as error:
+        raise ModelError(f"{path} cannot be read: {error}", "is its external data beside it?") from error
+    if not proto.graph.node or not proto.opset_import:
+        raise ModelError(f"{path} is not an ONNX model: it has no nodes or no opset", "is the file complete?")
+    return proto
+
+
+def _default_opset(path: Path, proto: Any) -> int:
+    versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
+    opset = int(versions[0]) if versions else 0
+    if opset not in OPSETS:
+        raise ModelError(
+            f"{path} uses opset {opset}; wanted {OPSETS.start} to {OPSETS.stop - 1}",
+            f"export it with opset_version={OPSETS.stop - 1}, or use onnx.version_converter",
+        )
+    return opset
+
+
+def _check(path: Path, proto: Any) -> None:
+    too_large_for_bytes = proto.ByteSize() >= 2**31 - 1
+    try:
+        checker.check_model(str(path) if too_large_for_bytes else proto)
+    except checker.ValidationError as error:
+        first = str(error).strip().splitlines()[0]
+        raise ModelError(f"{path} is not a valid ONNX model: {first}", "export it again") from error
+
+
+def _name_nodes(graph: Any) -> None:
+    """Give every node a unique name, which TVM's importer then keeps as the operator's source."""
+    used: set[str] = set()
+    for index, node in enumerate(graph.node):
+        if not node.name or node.name in used:
+            node.name = f"{node.name or node.op_type}@{index}"
+        used.add(node.name)
+
+
+def _batch_norms(graph: Any) -> list[Any]:
+    return [node for node in graph.node if node.op_type == "BatchNormalization" and node.domain in _DEFAULT_DOMAINS]
+
+
+def _attribute(node: Any, name: str) -> Any:
+    return next((helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name), None)
+
+
+def _read_epsilon(node: Any) -> ExpectedEpsilon:
+    value = _attribute(node, "epsilon")
+    if value is None:
+        return ExpectedEpsilon(_ONNX_DEFAULT_EPSILON, EpsilonOrigin.SOURCE_DEFAULT)
+    return ExpectedEpsilon(float(value), EpsilonOrigin.SOURCE_ATTRIBUTE)
+
+
+def _refuse_training_mode(path: Path, graph: Any) -> None:
+    hint = "export the model in inference mode (PyTorch: model.eval() before torch.onnx.export)"
+    for node in _batch_norms(graph):
+        if any(not name for name in node.input):
+            raise ModelError(f"{path}: BatchNormalization {node.name!r} lacks an input: {list(node.input)}", hint)
+        if _attribute(node, "training_mode") or len([name for name in node.output if name]) > 1:
+            raise ModelError(f"{path}: BatchNormalization {node.name!r} is in training mode", hint)
+        if _attribute(node, "spatial") == 0:
+            raise ModelError(f"{path}: BatchNormalization {node.name!r} has spatial=0, which is not supported", hint)
+    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.dims}
+    for node in graph.node:
+        if node.op_type == "Dropout" and len(node.input) > 2 and bool(constants.get(node.input[2], False)):
+            raise ModelError(f"{path}: Dropout {node.name!r} is in training mode", hint)
+
+
+def _read_input(value: Any) -> TensorSpec:
+    tensor = value.type.tensor_type
+    if not value.type.HasField("tensor_type") or not tensor.HasField("shape"):
+        raise ModelError(f"input {value.name!r} is not a tensor of known rank")
+    dims: list[Dim] = []
+    for index, dim in enumerate(tensor.shape.dim):
+        is_static = dim.HasField("dim_value") and dim.dim_value > 0
+        dims.append(int(dim.dim_value) if is_static else (dim.dim_param or f"d{index}"))
+    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+    return TensorSpec(value.name, tuple(dims), dtype)
+
+
+def fix_shapes(inputs: tuple[TensorSpec, ...], shapes: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
+    """Replace symbolic dimensions by the user's numbers.
+
+    Args:
+        inputs: The model's inputs.
+        shapes: Input name -> full shape.
+
+    Returns:
+        The inputs, all static.
+
+    Raises:
+        UsageError: A name is no input, a rank or fixed dimension differs, or a dynamic input
+            has no shape.
+    """
+    names = [spec.name for spec in inputs]
+    for name in shapes:
+        if name not in names:
+            raise UsageError(f"--shape {name}=...: no such input; the inputs are {', '.join(names)}")
+    fixed = tuple(_fix_shape(spec, shapes.get(spec.name)) for spec in inputs)
+    dynamic = [spec for spec in fixed if not spec.is_static]
+    if dynamic:
+        example = " ".join(f"--shape {_example(spec)}" for spec in dynamic)
+        raise UsageError(
+            f"the shape of {len(dynamic)} input(s) is not fixed: {'; '.join(str(spec) for spec in dynamic)}",
+            f"give the whole shape, for example {example}",
+        )
+    return fixed
+
+
+def _fix_shape(spec: TensorSpec, shape: tuple[int, ...] | None) -> TensorSpec:
+    if shape is None:
+        return spec
+    fits = len(shape) == len(spec.shape) and all(
+        isinstance(dim, str) or dim == size for dim, size in zip(spec.shape, shape)
+    )
+    if not fits:
+        got = "x".join(str(size) for size in shape)
+        raise UsageError(f"--shape {spec.name}={got} does not fit the model's input {spec}")
+    return TensorSpec(spec.name, shape, spec.dtype)
+
+
+def _example(spec: TensorSpec) -> str:
+    """A plausible full shape: 1 for the batch, 224 for an unknown image side."""
+    dims = []
+    for index, dim in enumerate(spec.shape):
+        guess = 1 if index == 0 else 3 if index == 1 and len(spec.shape) == 4 else 224
+        dims.append(str(dim if isinstance(dim, int) else guess))
+    return f"{spec.name}={'x'.join(dims)}"

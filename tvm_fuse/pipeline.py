@@ -1,0 +1,242 @@
+"""The main job: audit, fold, decide layouts, group, build, run, compare, report.
+
+Built from the public passes' own functions and nothing else, so that what the command does can
+be done in a ``tvm.transform.Sequential`` as well.
+"""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field, replace
+from typing import Any, Callable, Mapping
+
+from tvm_fuse import __version__
+from tvm_fuse.core.epsilon import EpsilonCheck, resolve_expected
+from tvm_fuse.core.errors import ModelError, ParityFailed
+from tvm_fuse.core.fold import audit_statistics, read_batch_norm
+from tvm_fuse.core.graph import Kind
+from tvm_fuse.core.parity import ParityReport, Tolerance, compare
+from tvm_fuse.core.reason import Decision, Reason
+from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, make_inputs, measure
+from tvm_fuse.relay.compat import find_tvm
+from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
+from tvm_fuse.relay.functions import rewrite_functions
+from tvm_fuse.relay.layout_pass import decide_layout
+from tvm_fuse.relay.load import RelayModel, model_from_module
+from tvm_fuse.relay.partition_pass import partition_chains
+from tvm_fuse.relay.read import ReadFunction
+from tvm_fuse.relay.record import last_report
+from tvm_fuse.relay.target import has_cuda_device, is_cuda, resolve_target
+from tvm_fuse.report import Cost, FusedKernel, Latency, Report
+
+__all__ = ["Compiled", "Options", "compile", "compile_model"]
+
+#: Names a step of the work; used as ``with progress("folding"): ...``.
+Progress = Callable[[str], AbstractContextManager]
+
+
+@dataclass(frozen=True)
+class Options:
+    """What the user may choose.
+
+    Args:
+        epsilon: Batch norm name or glob pattern -> the epsilon the model was trained with.
+        align_epsilon: Replace an epsilon that differs from the expected one, instead of failing.
+        tolerance: For parity; None takes the default of each output's dtype.
+        seed: Seed of the parity inputs.
+        parity: Run the fused and the unfused model and compare.
+        latency: Also measure both.
+    """
+
+    epsilon: Mapping[str, float] = field(default_factory=dict)
+    align_epsilon: bool = False
+    tolerance: Tolerance | None = None
+    seed: int = 0
+    parity: bool = True
+    latency: bool = True
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A fused model.
+
+    Args:
+        module: The Relay module that was built: folded, in final layouts, grouped.
+        library: What ``relay.build`` returned.
+        cuda_source: CUDA C of all kernels; empty on other targets.
+        report: What was done and what it bought.
+    """
+
+    module: Any = field(repr=False)
+    library: Any = field(repr=False)
+    cuda_source: str = field(repr=False)
+    report: Report
+
+
+def compile(  # noqa: A001 (the public name is tvm_fuse.compile)
+    mod: Any, params: Mapping[str, Any] | None = None, target: Any = None, *, options: Options | None = None
+) -> Compiled:
+    """Fold, fuse, build and check a Relay module.
+
+    Args:
+        mod: A Relay ``IRModule`` with a ``main`` of static shapes.
+        params: Parameter name -> array; bound as constants.
+        target: None or ``"llvm"`` (this machine's CPU), ``"cuda"``, any TVM target.
+        options: See ``Options``.
+
+    Returns:
+        The fused model and its report.
+
+    Raises:
+        ModelError: The model cannot be compiled, its statistics are broken, or an epsilon
+            differs from the expected one.
+        ParityFailed: The outputs differ from the unfused model's.
+        ToolFailed: TVM failed to build.
+        UsageError: An argument is wrong.
+    """
+    compiled = compile_model(model_from_module(mod, params), target, options or Options())
+    parity = compiled.report.parity
+    if parity is not None and not parity.passed:
+        raise ParityFailed(_summarize_failure(parity), "see report.parity, or pass Options(tolerance=...)")
+    return compiled
+
+
+def compile_model(
+    model: RelayModel, target: Any, options: Options, progress: Progress = lambda step: nullcontext()
+) -> Compiled:
+    """The main job on a loaded model; a failed parity is in the report, not raised."""
+    target = resolve_target(target)
+    with progress("auditing and folding batch norms"):
+        reference, checks = _audit(model, options)
+        folded = fold_batch_norms(reference)
+    with progress("deciding layouts"):
+        laid_out = decide_layout(folded, target)
+    with progress("fusing chains"):
+        fused = partition_chains(laid_out)
+    records = last_report()
+    with progress("building the fused model"):
+        artifact = build_fused(fused, target)
+    with progress("building the unfused model"):
+        unfused = build_unfused(reference, target)
+    parity, latency, notes = _check(options, target, model, fused, artifact, reference, unfused, progress)
+    report = Report(
+        tool_version=__version__,
+        tvm=f"TVM {find_tvm().version}",
+        model=model.name,
+        target=str(target),
+        inputs=tuple(str(spec) for spec in model.inputs),
+        epsilon=checks,
+        folds=records["FoldBatchNorm"].details,
+        not_folded=_declined(records["FoldBatchNorm"].decisions),
+        chains=tuple(
+            FusedKernel(group.name, group.anchor_name, group.operators) for group in records["PartitionChains"].details
+        ),
+        not_fused=_declined(records["PartitionChains"].decisions),
+        unfused=Cost(len(unfused.calls), unfused.traffic_bytes),
+        fused=Cost(len(artifact.calls), artifact.traffic_bytes),
+        parity=parity,
+        latency=latency,
+        notes=notes,
+    )
+    return Compiled(fused, artifact.library, artifact.cuda_source, report)
+
+
+# --- steps -----------------------------------------------------------------------------------
+
+
+def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck, ...]]:
+    """Check epsilons and statistics before anything is changed.
+
+    Returns:
+        The reference module (with epsilons aligned, when that was asked for) and the checks.
+    """
+    names, problems = _read_batch_norms(model.module)
+    expected = resolve_expected(names, model.epsilon, options.epsilon)
+    _refuse_lost(names, model.epsilon)
+    reference = align_epsilon(model.module, expected, align=options.align_epsilon)
+    record = last_report()["AlignEpsilon"]
+    differing = [decision.reason for decision in _declined(record.decisions)]
+    if differing:
+        raise ModelError(_list_reasons("batch norm(s) have another epsilon than expected", differing), _hint(differing))
+    if options.align_epsilon:
+        _, problems = _read_batch_norms(reference)
+    if problems:
+        raise ModelError(_list_reasons("batch norm(s) cannot be right", problems), _hint(problems))
+    return reference, record.details
+
+
+def _read_batch_norms(module: Any) -> tuple[tuple[str, ...], list[Reason]]:
+    """Names of all batch norms, and what is wrong with their constant statistics."""
+    names: list[str] = []
+    problems: list[Reason] = []
+
+    def collect(read: ReadFunction) -> Any:
+        for node in read.graph.of_kind(Kind.BATCH_NORM):
+            names.append(str(node))
+            bn = read_batch_norm(read.graph, node)
+            problem = None if isinstance(bn, Reason) else audit_statistics(bn)
+            if problem is not None:
+                problems.append(problem)
+        return read.function
+
+    rewrite_functions(module, collect)
+    return tuple(names), problems
+
+
+def _refuse_lost(names: tuple[str, ...], source: Mapping[str, Any]) -> None:
+    """Every batch norm of the source must still be there, under its name, to be compared."""
+    lost = sorted(set(source) - set(names))
+    if lost:
+        raise ModelError(
+            f"{len(lost)} batch norm(s) of the model file are not in the imported graph: {', '.join(lost[:5])}",
+            "the importer changed the model; its epsilon cannot be checked",
+        )
+
+
+def _declined(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
+    return tuple(decision for decision in decisions if not decision.applied)
+
+
+def _list_reasons(title: str, reasons: list[Any]) -> str:
+    shown = "\n".join(f"  {reason}" for reason in reasons[:10])
+    more = f"\n  and {len(reasons) - 10} more" if len(reasons) > 10 else ""
+    return f"{len(reasons)} {title}:\n{shown}{more}"
+
+
+def _hint(reasons: list[Any]) -> str:
+    return str(reasons[0].hint)
+
+
+def _check(
+    options: Options, target: Any, model: RelayModel, fused: Any, artifact: Artifact, reference: Any, unfused: Artifact,
+    progress: Progress,
+) -> tuple[ParityReport | None, Latency | None, tuple[str, ...]]:  # fmt: skip
+    """Run both models where that is possible; say so where it is not."""
+    notes: list[str] = []
+    if is_cuda(target) and not has_cuda_device():
+        notes.append(f"{len(artifact.cuda_kernels)} CUDA kernels were generated and not run: no GPU is visible")
+        if not options.parity:
+            return None, None, tuple(notes)
+        notes.append("parity was checked with the same fused graph built for this machine's CPU")
+        target = resolve_target("llvm")
+        with progress("building both models for the CPU"):
+            artifact, unfused = build_fused(fused, target), build_unfused(reference, target)
+        options = replace(options, latency=False)
+    if not options.parity:
+        return None, None, tuple(notes)
+    inputs = make_inputs(model.inputs, options.seed)
+    with progress("running both models"):
+        runners = Runner(unfused, target), Runner(artifact, target)
+        want, got = (runner.run(inputs, model.outputs) for runner in runners)
+    parity = compare(want, got, tolerance=options.tolerance, seed=options.seed)
+    if not options.latency:
+        return parity, None, tuple(notes)
+    with progress("measuring both models"):
+        latency = Latency(*measure(runners))
+    return parity, latency, tuple(notes)
+
+
+def _summarize_failure(parity: ParityReport) -> str:
+    parts = [f"{row.output}: {row.problem or f'{row.failing} of {row.elements} values'}" for row in parity.rows if not row.passed]
+    parts += [f"{name}: missing" for name in parity.missing] + [f"{name}: unexpected" for name in parity.extra]
+    return f"the fused model differs from the unfused one: {'; '.join(parts) or 'there is no output'}"

@@ -1,0 +1,232 @@
+"""Build, run and measure Relay modules.
+
+Two builds are compared everywhere: the *fused* one (folded, layouts decided, chains grouped) and
+the *unfused* reference, the same importer's graph at opt_level 0 with nothing folded and every
+operator its own kernel.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import time
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any, Iterator, Mapping, Sequence
+
+import numpy as np
+
+from tvm_fuse.core.errors import ToolFailed
+from tvm_fuse.onnx.read import TensorSpec
+from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.layout_pass import PREFIX_PASSES
+from tvm_fuse.relay.target import has_cuda_device, is_cuda
+
+__all__ = ["Artifact", "KernelCall", "Runner", "build_fused", "build_unfused", "make_inputs", "measure"]
+
+#: opt_level of the fused build. Layout and folding are done by then; FuseOps runs at any level.
+_FUSED_OPT_LEVEL = 3
+
+#: Rewrites that would make the reference something else than the importer's graph, or only slow.
+_NOT_FOR_REFERENCE = ("SimplifyExpr", "SimplifyExprPostAlterOp")
+
+_CUDA_KERNEL = re.compile(r"\b__global__\s+void\s+(?:__launch_bounds__\(\d+\)\s+)?(\w+)\s*\(")
+
+
+@dataclass(frozen=True)
+class KernelCall:
+    """One call of a generated function in the order of execution, with the bytes it moves.
+
+    ``bytes_read`` and ``bytes_written`` count every operand and result once.
+    """
+
+    function: str
+    bytes_read: int
+    bytes_written: int
+
+
+@dataclass(frozen=True)
+class Artifact:
+    """A built model.
+
+    Args:
+        library: What ``relay.build`` returned; export or run it as usual.
+        calls: The kernel calls of one inference.
+        cuda_source: CUDA C of all kernels, empty on other targets.
+        cuda_kernels: Names of the ``__global__`` functions.
+    """
+
+    library: Any = field(compare=False, repr=False)
+    calls: tuple[KernelCall, ...]
+    cuda_source: str = field(default="", repr=False)
+    cuda_kernels: tuple[str, ...] = ()
+
+    @property
+    def traffic_bytes(self) -> int:
+        """Estimated DRAM traffic of one inference: every kernel reads and writes its tensors once."""
+        return sum(call.bytes_read + call.bytes_written for call in self.calls)
+
+
+def build_fused(module: Any, target: Any) -> Artifact:
+    """Build a module whose layouts are decided and whose chains are grouped.
+
+    Args:
+        module: What ``FuseChains`` returned for the same target.
+        target: A ``tvm.target.Target``.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        ToolFailed: TVM cannot build it.
+    """
+    return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES)
+
+
+def build_unfused(module: Any, target: Any) -> Artifact:
+    """Build the reference: opt_level 0, nothing folded or fused.
+
+    Args:
+        module: The importer's module.
+        target: A ``tvm.target.Target``.
+
+    Returns:
+        The artifact.
+
+    Raises:
+        ToolFailed: TVM cannot build it.
+    """
+    return _build(module, target, 0, _NOT_FOR_REFERENCE)
+
+
+def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) -> Artifact:
+    try:
+        with _cuda_without_compiler(target), tvm.transform.PassContext(
+            opt_level=opt_level, disabled_pass=list(disabled)
+        ):
+            library = relay.build(module, target=target)
+    except tvm.TVMError as error:
+        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
+        raise ToolFailed(f"relay.build failed for {target}: {lines[-1] if lines else error}") from error
+    source = _cuda_source(library) if is_cuda(target) else ""
+    return Artifact(library, _read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source)))
+
+
+@contextmanager
+def _cuda_without_compiler(target: Any) -> Iterator[None]:
+    """On a machine with no GPU, keep CUDA as source: no nvcc is needed, and nothing could run it."""
+    name = "tvm_callback_cuda_compile"
+    if not is_cuda(target) or has_cuda_device():
+        yield
+        return
+    before = tvm.get_global_func(name, allow_missing=True)
+    # TVM takes a result that starts with "/" as PTX text and stores it as it is.
+    tvm.register_func(name, lambda code, *_: "// not compiled: no GPU on the building machine", override=True)
+    try:
+        yield
+    finally:
+        if before is not None:
+            tvm.register_func(name, before, override=True)
+
+
+def _cuda_source(library: Any) -> str:
+    return "\n".join(str(part.get_source()) for part in library.get_lib().imported_modules if part.type_key == "cuda")
+
+
+def _read_calls(graph_json: str) -> tuple[KernelCall, ...]:
+    """The kernel calls of a graph executor's graph, which lists shape and dtype of every entry."""
+    graph = json.loads(graph_json)
+    rows, attrs = graph["node_row_ptr"], graph["attrs"]
+    sizes = [
+        int(np.prod(shape, dtype=np.int64)) * ((int("".join(filter(str.isdigit, dtype)) or 8) + 7) // 8)
+        for shape, dtype in zip(attrs["shape"][1], attrs["dltype"][1])
+    ]
+    calls = []
+    for index, node in enumerate(graph["nodes"]):
+        if node["op"] != "tvm_op" or node["attrs"]["func_name"] == "__nop":
+            continue
+        read = sum(sizes[rows[source] + entry] for source, entry, _ in node["inputs"])
+        calls.append(KernelCall(node["attrs"]["func_name"], read, sum(sizes[rows[index] : rows[index + 1]])))
+    return tuple(calls)
+
+
+def make_inputs(inputs: Sequence[TensorSpec], seed: int) -> dict[str, np.ndarray]:
+    """Seeded inputs: standard normal for floats, 0 or 1 for integers and booleans.
+
+    Args:
+        inputs: Static inputs.
+        seed: Seed of the generator.
+
+    Returns:
+        Input name -> array.
+    """
+    rng = np.random.default_rng(seed)
+    arrays = {}
+    for spec in inputs:
+        shape = tuple(int(dim) for dim in spec.shape)
+        drawn = rng.standard_normal(shape) if spec.dtype.startswith("float") else rng.integers(0, 2, shape)
+        arrays[spec.name] = np.asarray(drawn).astype(spec.dtype)
+    return arrays
+
+
+class Runner:
+    """Runs an artifact on this machine's CPU or GPU."""
+
+    def __init__(self, artifact: Artifact, target: Any) -> None:
+        """Load the library.
+
+        Args:
+            artifact: The built model.
+            target: The target it was built for.
+        """
+        self._device = tvm.device(str(target.kind.name), 0) if is_cuda(target) else tvm.cpu(0)
+        self._module = tvm.contrib.graph_executor.GraphModule(artifact.library["default"](self._device))
+
+    def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:
+        """Compute all outputs.
+
+        Args:
+            inputs: Input name -> array.
+            outputs: Names to give to the outputs, in order.
+
+        Returns:
+            Output name -> array; outputs beyond the given names are called ``extra0``, ...
+        """
+        self.set_inputs(inputs)
+        self._module.run()
+        count = self._module.get_num_outputs()
+        names = [*outputs[:count], *(f"extra{index}" for index in range(count - len(outputs)))]
+        return {name: self._module.get_output(index).numpy() for index, name in enumerate(names)}
+
+    def set_inputs(self, inputs: Mapping[str, np.ndarray]) -> None:
+        """Copy inputs to the device."""
+        for name, array in inputs.items():
+            self._module.set_input(name, tvm.nd.array(array, self._device))
+
+    def time_once(self) -> float:
+        """Seconds of one inference on the inputs that were set last."""
+        start = time.perf_counter()
+        self._module.run()
+        self._device.sync()
+        return time.perf_counter() - start
+
+
+def measure(runners: Sequence[Runner], *, budget_s: float = 4.0, most: int = 50) -> tuple[tuple[float, ...], ...]:
+    """Time several models in turn, so that a noisy neighbour disturbs all alike.
+
+    Args:
+        runners: With inputs set; each has run once already.
+        budget_s: About how long to measure in all, seconds.
+        most: Rounds at the most; at least 5 are made.
+
+    Returns:
+        For each runner its times in seconds, one a round.
+    """
+    times: list[list[float]] = [[] for _ in runners]
+    end = time.perf_counter() + budget_s
+    for round_index in range(most):
+        for runner, row in zip(runners, times):
+            row.append(runner.time_once())
+        if round_index >= 4 and time.perf_counter() > end:
+            break
+    return tuple(tuple(row) for row in times)

@@ -1,0 +1,270 @@
+"""What one run did, as data; as JSON; and as a page of text for somebody new to the project."""
+
+from __future__ import annotations
+
+import json
+import statistics
+from collections import Counter
+from dataclasses import dataclass, fields, is_dataclass
+from enum import Enum
+from typing import Any, Sequence
+
+import numpy as np
+
+from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonOrigin
+from tvm_fuse.core.fold import FoldRecord
+from tvm_fuse.core.parity import ParityReport, ParityRow
+from tvm_fuse.core.reason import Decision
+
+__all__ = ["Cost", "FusedKernel", "Latency", "Report", "render", "to_json"]
+
+#: Name and version of the JSON form; the number rises when a reader would have to change.
+SCHEMA = {"name": "tvm-fuse/report", "version": 1}
+
+_MOST_REASONS = 12
+_WIDTH = 92
+
+
+@dataclass(frozen=True)
+class FusedKernel:
+    """A chain that became one kernel: name of its form, of its anchor, and its operators."""
+
+    form: str
+    anchor: str
+    operators: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Cost:
+    """Static cost of one inference.
+
+    ``traffic_bytes`` is an estimate: each kernel reads its operands and writes its results once.
+    """
+
+    kernels: int
+    traffic_bytes: int
+
+
+@dataclass(frozen=True)
+class Latency:
+    """Times of one inference in seconds, one a round; in each round both models ran once."""
+
+    unfused: tuple[float, ...]
+    fused: tuple[float, ...]
+
+    @property
+    def speedups(self) -> tuple[float, ...]:
+        """Unfused time over fused time, round by round."""
+        return tuple(before / after for before, after in zip(self.unfused, self.fused))
+
+
+@dataclass(frozen=True)
+class Report:
+    """The outcome of the main job.
+
+    Args:
+        tool_version: Version of tvm-fuse.
+        tvm: The TVM in use.
+        model: Name of the model.
+        target: Target string.
+        inputs: Input descriptions, such as ``x [1, 3, 48, 192]``.
+        epsilon: One check a batch norm.
+        folds: Folded batch norms.
+        not_folded: Decisions about the others.
+        chains: Chains that became kernels.
+        not_fused: Decisions about anchors in no chain.
+        unfused: Cost of the reference.
+        fused: Cost of the fused model.
+        parity: Comparison of outputs, None when nothing was run.
+        latency: Times, None when not measured.
+        notes: What else the user should know.
+    """
+
+    tool_version: str
+    tvm: str
+    model: str
+    target: str
+    inputs: tuple[str, ...]
+    epsilon: tuple[EpsilonCheck, ...]
+    folds: tuple[FoldRecord, ...]
+    not_folded: tuple[Decision, ...]
+    chains: tuple[FusedKernel, ...]
+    not_fused: tuple[Decision, ...]
+    unfused: Cost
+    fused: Cost
+    parity: ParityReport | None
+    latency: Latency | None
+    notes: tuple[str, ...]
+
+
+# --- JSON ------------------------------------------------------------------------------------
+
+
+def to_json(report: Report) -> str:
+    """The report as one JSON document with sorted keys.
+
+    Non-finite numbers are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
+    """
+    document = {"schema": SCHEMA, **_plain(report)}
+    if report.latency is not None:
+        document["latency"]["speedup"] = _quartiles(report.latency.speedups)
+    if report.parity is not None:
+        document["parity"]["passed"] = report.parity.passed
+    return json.dumps(document, indent=2, sort_keys=True, allow_nan=False)
+
+
+def _plain(value: Any) -> Any:
+    if is_dataclass(value):
+        pairs = ((item.name, getattr(value, item.name)) for item in fields(value))
+        return {name: _plain(entry) for name, entry in pairs if not isinstance(entry, np.ndarray)}
+    if isinstance(value, Enum):
+        return value.value
+    if isinstance(value, (tuple, list)):
+        return [_plain(entry) for entry in value]
+    if isinstance(value, float) and not np.isfinite(value):
+        return str(value)
+    return value
+
+
+def _quartiles(values: Sequence[float]) -> dict[str, float]:
+    low, middle, high = np.percentile(values, [25, 50, 75])
+    return {"median": float(middle), "quartile_1": float(low), "quartile_3": float(high)}
+
+
+# --- text ------------------------------------------------------------------------------------
+
+
+def render(report: Report) -> str:
+    """The report as text, about one screen."""
+    sections = [
+        _render_title(report),
+        _render_folds(report),
+        _render_chains(report),
+        _render_gain(report),
+        _render_parity(report),
+        _render_notes(report),
+    ]
+    return "\n\n".join("\n".join(section) for section in sections if section)
+
+
+def _render_title(report: Report) -> list[str]:
+    return [
+        f"{report.model} for {report.target}",
+        f"inputs: {', '.join(report.inputs)}    ({report.tvm}, tvm-fuse {report.tool_version})",
+    ]
+
+
+def _headline(title: str, result: str) -> str:
+    return f"{title} {'.' * max(3, _WIDTH - len(title) - len(result) - 2)} {result}"
+
+
+def _render_folds(report: Report) -> list[str]:
+    total = len(report.epsilon)
+    lines = [_headline("Batch norms folded into the weights before them", f"{len(report.folds)} of {total}")]
+    forms = Counter((f"{check.used:.6g}", check.origin) for check in report.epsilon)
+    for (epsilon, origin), count in sorted(forms.items()):
+        lines.append(f"  epsilon {epsilon:<10} {count:3d} x  {_ORIGINS[origin]}")
+    aligned = [check for check in report.epsilon if check.used != check.in_graph]
+    for check in aligned:
+        lines.append(f"  {check.name}: epsilon {check.in_graph:.6g} aligned to {check.used:.6g}")
+    return lines + _render_reasons(report.not_folded)
+
+
+_ORIGINS = {
+    EpsilonOrigin.SOURCE_ATTRIBUTE: "stated in the model file; the graph agrees",
+    EpsilonOrigin.SOURCE_DEFAULT: "not stated in the model file: ONNX's default",
+    EpsilonOrigin.USER: "given by the user",
+    EpsilonOrigin.GRAPH: "from the graph (no source to compare with)",
+}
+
+
+def _render_chains(report: Report) -> list[str]:
+    total = len(report.chains) + len(report.not_fused)
+    lines = [_headline("Convolutions and dense layers fused with what follows", f"{len(report.chains)} of {total}")]
+    forms = Counter(" + ".join(_words(chain.form)) for chain in report.chains)
+    lines += [f"  {count:3d} x  {form}" for form, count in sorted(forms.items(), key=lambda item: (-item[1], item[0]))]
+    return lines + _render_reasons(report.not_fused)
+
+
+def _words(form: str) -> list[str]:
+    """``conv2d_bias_hard_swish`` -> conv2d, bias, hard swish."""
+    for name in ("hard_swish", "hard_sigmoid", "leaky_relu"):
+        form = form.replace(name, name.replace("_", " "))
+    return form.split("_")
+
+
+def _render_reasons(decisions: Sequence[Decision]) -> list[str]:
+    reasons = [decision.reason for decision in decisions if decision.reason is not None]
+    lines = []
+    for reason in reasons[:_MOST_REASONS]:
+        lines.append(f"  not: {reason.at}: {reason.code.value}: wanted {reason.wanted}, got {reason.got}")
+        lines.append(f"       {reason.hint}")
+    if len(reasons) > _MOST_REASONS:
+        lines.append(f"  and {len(reasons) - _MOST_REASONS} more (--json lists all)")
+    return lines
+
+
+def _render_gain(report: Report) -> list[str]:
+    before, after = report.unfused, report.fused
+    lines = [
+        _headline("What it bought (one inference)", f"{'unfused':>12} {'fused':>12} {'':>12}"),
+        _gain_row("kernel launches", str(before.kernels), str(after.kernels), before.kernels, after.kernels),
+        _gain_row(
+            "memory traffic, estimated",
+            f"{before.traffic_bytes / 1e6:.1f} MB",
+            f"{after.traffic_bytes / 1e6:.1f} MB",
+            before.traffic_bytes,
+            after.traffic_bytes,
+        ),
+    ]
+    if report.latency is None:
+        return lines
+    medians = [statistics.median(times) for times in (report.latency.unfused, report.latency.fused)]
+    speedup = _quartiles(report.latency.speedups)
+    lines.append(
+        _row("latency, median", f"{medians[0] * 1e3:.2f} ms", f"{medians[1] * 1e3:.2f} ms", f"{speedup['median']:.2f} x")
+    )
+    rounds = len(report.latency.fused)
+    spread = f"{speedup['quartile_1']:.2f} to {speedup['quartile_3']:.2f}"
+    lines.append(f"  (speed-up: median of {rounds} alternating runs, quartiles {spread})")
+    return lines
+
+
+def _gain_row(title: str, before: str, after: str, before_value: int, after_value: int) -> str:
+    change = f"{100.0 * (after_value - before_value) / before_value:+.0f} %" if before_value else ""
+    return _row(title, before, after, change)
+
+
+def _row(title: str, before: str, after: str, change: str) -> str:
+    return f"  {title:<{_WIDTH - 42}} {before:>12} {after:>12} {change:>12}"
+
+
+def _render_parity(report: Report) -> list[str]:
+    parity = report.parity
+    if parity is None:
+        return [_headline("Parity with the unfused model", "NOT RUN")]
+    lines = [_headline("Parity with the unfused model", "PASSED" if parity.passed else "FAILED")]
+    for row in parity.rows:
+        lines += _render_parity_row(row)
+    lines += [f"  {name}: missing in the fused model" for name in parity.missing]
+    lines += [f"  {name}: only in the fused model" for name in parity.extra]
+    return lines
+
+
+def _render_parity_row(row: ParityRow) -> list[str]:
+    shape = "x".join(str(size) for size in row.shape) or "scalar"
+    lines = [f"  {row.output} ({row.dtype}, {shape}, {row.elements} values)"]
+    if row.problem:
+        return [*lines, f"    cannot be compared: {row.problem}"]
+    lines.append(
+        f"    largest difference {row.max_abs:.2e}, relative {row.max_rel:.2e}, mean {row.mean_abs:.2e};"
+        f" worst at {list(row.worst_index)}: {row.worst_got:.7g} for {row.worst_reference:.7g}"
+    )
+    allowed = f"allowed: {row.tolerance.atol:g} + {row.tolerance.rtol:g} x |reference|"
+    if row.passed:
+        return [*lines, f"    {allowed}; {row.needed:.2g} of that was needed"]
+    return [*lines, f"    {allowed}; {row.failing} values fail, {row.needed:.3g} times that would pass"]
+
+
+def _render_notes(report: Report) -> list[str]:
+    return [f"note: {note}" for note in report.notes]

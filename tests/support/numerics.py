@@ -1,0 +1,178 @@
+"""An independent float64 evaluator of core graphs, and comparisons that are tested to fail.
+
+Nothing here uses ``tvm_fuse.core.fold`` or ``tvm_fuse.core.layout``: layouts are undone by index
+arithmetic, element by element, and a convolution is a sum over taps.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+import numpy as np
+
+from tests.support.graphs import Norm, shape_in, sizes, tokens
+from tvm_fuse.core.graph import Conv2dAttrs, Graph, Kind, Node
+
+__all__ = ["conv2d", "evaluate", "fold_by_hand", "from_plain", "max_error", "normalize", "to_plain"]
+
+
+def max_error(got: np.ndarray, wanted: np.ndarray) -> float:
+    """Largest difference relative to the largest wanted number (or to 1); inf if the shapes differ."""
+    if got.shape != wanted.shape:
+        return float("inf")
+    return float(np.max(np.abs(got - wanted), initial=0.0) / max(1.0, np.max(np.abs(wanted), initial=0.0)))
+
+
+# --- layouts ---------------------------------------------------------------------------------
+
+
+def to_plain(array: np.ndarray, layout: str, order: str) -> np.ndarray:
+    """Undo a layout: one dimension for each letter of ``order``."""
+    sizes_by_letter = sizes(layout, array.shape)
+    plain = np.zeros([sizes_by_letter[letter] for letter in order], array.dtype)
+    for index in np.ndindex(*array.shape):
+        plain[_plain_index(index, array.shape, layout, order)] = array[index]
+    return plain
+
+
+def from_plain(plain: np.ndarray, order: str, layout: str, shape: Sequence[int] | None = None) -> np.ndarray:
+    """The inverse of ``to_plain``; give the shape when an axis has more than one block."""
+    target = shape_in(layout, dict(zip(order, plain.shape))) if shape is None else shape
+    array = np.zeros(target, plain.dtype)
+    for index in np.ndindex(*array.shape):
+        array[index] = plain[_plain_index(index, array.shape, layout, order)]
+    return array
+
+
+def _plain_index(index: Sequence[int], shape: Sequence[int], layout: str, order: str) -> tuple[int, ...]:
+    """``C, c`` of ``NCHW4c`` is channel ``4 * C + c``: a number with the blocks as digits."""
+    position = dict.fromkeys(order, 0)
+    for (letter, _block), digit, size in zip(tokens(layout), index, shape):
+        position[letter.upper()] = position[letter.upper()] * size + digit
+    return tuple(position[letter] for letter in order)
+
+
+# --- operators -------------------------------------------------------------------------------
+
+
+def conv2d(data: np.ndarray, weight: np.ndarray, attrs: Conv2dAttrs) -> np.ndarray:
+    """A convolution in float64, in and out in the layout of ``attrs``."""
+    x = to_plain(np.asarray(data, np.float64), attrs.data_layout, "NCHW")
+    w = _canonical_kernel(to_plain(np.asarray(weight, np.float64), attrs.kernel_layout, "OIHW"), attrs)
+    top, left, bottom, right = (*attrs.padding, *attrs.padding)[:4]
+    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    per_group_in, per_group_out = w.shape[1], w.shape[0] // attrs.groups
+    reach = [dilation * (size - 1) + 1 for dilation, size in zip(attrs.dilation, w.shape[2:])]
+    height, width = ((n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, attrs.strides))
+    y = np.zeros((x.shape[0], w.shape[0], height, width))
+    for o in range(w.shape[0]):
+        first = o // per_group_out * per_group_in
+        for i, ky, kx in np.ndindex(*w.shape[1:]):
+            rows = ky * attrs.dilation[0] + attrs.strides[0] * np.arange(height)
+            columns = kx * attrs.dilation[1] + attrs.strides[1] * np.arange(width)
+            y[:, o] += w[o, i, ky, kx] * x[:, first + i][:, rows][:, :, columns]
+    return from_plain(y, "NCHW", attrs.out_layout)
+
+
+def _canonical_kernel(w: np.ndarray, attrs: Conv2dAttrs) -> np.ndarray:
+    """A depthwise kernel ``(C, multiplier, H, W)`` as ``(C * multiplier, 1, H, W)``."""
+    if attrs.channels == w.shape[0]:
+        return w
+    assert attrs.groups == w.shape[0]
+    assert attrs.channels == w.shape[0] * w.shape[1]
+    return np.stack([w[c, m][None] for c in range(w.shape[0]) for m in range(w.shape[1])])
+
+
+def normalize(
+    x: np.ndarray, norm: Sequence[np.ndarray], axis: int, epsilon: float, center: bool, scale: bool
+) -> np.ndarray:
+    """Batch norm, channel by channel."""
+    gamma, beta, mean, variance = (np.asarray(vector, np.float64) for vector in norm)
+    y = np.empty(x.shape)
+    for c in range(x.shape[axis]):
+        at = (slice(None),) * axis + (c,)
+        y[at] = (x[at] - mean[c]) / np.sqrt(variance[c] + epsilon)
+        y[at] = y[at] * (gamma[c] if scale else 1.0) + (beta[c] if center else 0.0)
+    return y
+
+
+def _bias_add(x: np.ndarray, bias: np.ndarray, axis: int) -> np.ndarray:
+    return np.moveaxis(np.moveaxis(x, axis, -1) + bias, -1, axis)
+
+
+_FUNCTIONS = {
+    Kind.ADD: np.add,
+    Kind.SUBTRACT: np.subtract,
+    Kind.MULTIPLY: np.multiply,
+    Kind.DIVIDE: np.divide,
+    Kind.RELU: lambda x: np.where(x > 0, x, 0.0),
+    Kind.SIGMOID: lambda x: 0.5 * (1 + np.tanh(x / 2)),
+    Kind.TANH: np.tanh,
+}
+
+
+def _compute(node: Node, args: list) -> object:
+    attrs = node.attrs
+    if node.kind in _FUNCTIONS:
+        return _FUNCTIONS[node.kind](*args)
+    if node.kind is Kind.CONV2D:
+        return conv2d(*args, attrs)
+    if node.kind is Kind.DENSE:
+        return np.einsum("...i,oi->...o", args[0], to_plain(args[1], attrs.kernel_layout, "OI"))
+    if node.kind is Kind.BATCH_NORM:
+        return (
+            normalize(args[0], args[1:], attrs.axis, attrs.epsilon, attrs.center, attrs.scale),
+            args[3],
+            args[4],
+        )
+    if node.kind is Kind.GET_ITEM:
+        return args[0][attrs]
+    if node.kind is Kind.TUPLE:
+        return tuple(args)
+    if node.kind is Kind.BIAS_ADD:
+        return _bias_add(*args, attrs.axis)
+    if node.kind is Kind.CLIP:
+        return np.minimum(np.maximum(args[0], attrs.minimum), attrs.maximum)
+    if node.kind is Kind.LEAKY_RELU:
+        return np.where(args[0] > 0, args[0], attrs.alpha * args[0])
+    return getattr(np, node.op)(*args)  # "exp", "maximum", "transpose", ...
+
+
+def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """The outputs of a graph in float64; inputs by name."""
+    values: list = []
+    for node in graph.nodes:
+        if node.kind is Kind.INPUT:
+            value: object = np.asarray(feeds[node.name], np.float64)
+        elif node.kind is Kind.CONSTANT:
+            value = np.asarray(graph.constants[node.id], np.float64)
+        else:
+            value = _compute(node, [values[source] for source in node.inputs])
+        values.append(value)
+    return [values[output] for output in graph.outputs]
+
+
+# --- the fold, done another way, with mistakes on demand ---------------------------------------
+
+
+def fold_by_hand(
+    weight: np.ndarray, bias: np.ndarray, norm: Norm, epsilon: float, mistake: str = ""
+) -> tuple[np.ndarray, np.ndarray]:
+    """Fold channel by channel into an ``OIHW`` kernel; ``mistake`` names what to get wrong."""
+    new_weight, new_bias = np.array(weight, np.float64), np.zeros(len(bias))
+    if mistake == "wrong epsilon":
+        epsilon = 1e-5
+    for c in range(len(bias)):
+        gain = norm.gamma[c] / (norm.variance[c] + epsilon) ** 0.5
+        if mistake == "swapped axis":
+            new_weight[:, c] = weight[:, c] * gain
+        else:
+            new_weight[c] = weight[c] * gain
+        old = 0.0 if mistake == "dropped bias" else bias[c]
+        mean = 0.0 if mistake == "dropped mean" else norm.mean[c]
+        beta = 0.0 if mistake == "dropped beta" else norm.beta[c]
+        if mistake == "unscaled old bias":
+            new_bias[c] = old - mean * gain + beta
+        else:
+            new_bias[c] = (old - mean) * gain + beta
+    return new_weight, new_bias

@@ -12,10 +12,11 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.graph import Dim
 
 __all__ = ["Axis", "axis_index", "channel_vector_shape", "parse_layout", "spread", "transform"]
 
-_TOKEN = re.compile(r"([A-Z])|(\d+)([a-z])")
+_TOKEN = re.compile(r"([A-Z])|([1-9][0-9]*)([a-z])")
 
 
 @dataclass(frozen=True)
@@ -30,9 +31,9 @@ def parse_layout(layout: str) -> tuple[Axis, ...]:
     """Split a layout string into its dimensions.
 
     Raises:
-        UsageError: The string is not a layout.
+        UsageError: The string is not a layout, repeats an axis, or splits one that it lacks.
     """
-    axes = []
+    axes: list[Axis] = []
     position = 0
     for match in _TOKEN.finditer(layout):
         if match.start() != position:
@@ -42,6 +43,9 @@ def parse_layout(layout: str) -> tuple[Axis, ...]:
         axes.append(Axis(outer) if outer else Axis(inner.upper(), int(size)))
     if position != len(layout) or not axes:
         raise UsageError(f"not a layout: {layout!r}; wanted a form like NCHW, OHWI or OIHW16i16o")
+    outer = [axis.letter for axis in axes if not axis.block]
+    if len(outer) != len(set(outer)) or {axis.letter for axis in axes} != set(outer):
+        raise UsageError(f"not a layout: {layout!r}; wanted each axis once, and blocks of these only")
     return tuple(axes)
 
 
@@ -52,7 +56,7 @@ def axis_index(layout: str, letter: str) -> int | None:
     return places[0] if len(places) == 1 else None
 
 
-def channel_vector_shape(layout: str, letter: str, shape: tuple[int, ...]) -> tuple[int, ...] | None:
+def channel_vector_shape(layout: str, letter: str, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
     """The shape that spreads a vector along one axis of a tensor, blocks included.
 
     Args:
@@ -65,7 +69,7 @@ def channel_vector_shape(layout: str, letter: str, shape: tuple[int, ...]) -> tu
         shape, lacks the axis, or holds an inner block before its outer axis.
     """
     axes = parse_layout(layout)
-    if len(axes) != len(shape):
+    if len(axes) != len(shape) or any(axis.block not in (0, size) for axis, size in zip(axes, shape)):
         return None
     places = [index for index, axis in enumerate(axes) if axis.letter == letter]
     if not places or any(axes[index].block == 0 for index in places[1:]):
@@ -85,8 +89,11 @@ def spread(vector: np.ndarray, layout: str, letter: str, shape: tuple[int, ...])
     Returns:
         A view of ``vector``, or None when the sizes do not fit.
     """
-    target = channel_vector_shape(layout, letter, shape)
-    if target is None or int(np.prod(target)) != vector.size:
+    wanted = channel_vector_shape(layout, letter, shape)
+    if wanted is None:
+        return None
+    target = tuple(size for size in wanted if isinstance(size, int))
+    if len(target) != len(wanted) or int(np.prod(target)) != vector.size:
         return None
     return vector.reshape(target)
 
@@ -115,7 +122,8 @@ def transform(array: np.ndarray, source: str, target: str) -> np.ndarray:
 
 def _merge_blocks(array: np.ndarray, axes: tuple[Axis, ...], letters: list[str]) -> np.ndarray:
     """Bring the array to one dimension a letter, in the order of ``letters``."""
-    order = [i for letter in letters for i, axis in enumerate(axes) if axis.letter == letter]
+    outer_first = sorted(range(len(axes)), key=lambda i: axes[i].block != 0)
+    order = [i for letter in letters for i in outer_first if axes[i].letter == letter]
     sizes = [
         int(np.prod([array.shape[i] for i, axis in enumerate(axes) if axis.letter == letter]))
         for letter in letters
@@ -126,13 +134,15 @@ def _merge_blocks(array: np.ndarray, axes: tuple[Axis, ...], letters: list[str])
 def _split_blocks(plain: np.ndarray, axes: tuple[Axis, ...], letters: list[str]) -> np.ndarray:
     """Split and order the dimensions of ``plain`` (one a letter) as ``axes`` say."""
     sizes: list[int] = []
-    keys: list[tuple[str, int]] = []
+    outer: dict[str, int] = {}
+    inner: dict[str, list[int]] = {}
     for letter, size in zip(letters, plain.shape):
         blocks = [axis.block for axis in axes if axis.letter == letter and axis.block]
-        inner = int(np.prod(blocks)) if blocks else 1
-        if size % inner:
-            raise UsageError(f"axis {letter} of size {size} is not divisible by its block {inner}")
-        sizes += [size // inner, *blocks]
-        keys += [(letter, 0), *((letter, block) for block in blocks)]
-    order = [keys.index((axis.letter, axis.block)) for axis in axes]
+        block = int(np.prod(blocks)) if blocks else 1
+        if size % block:
+            raise UsageError(f"axis {letter} of size {size} is not divisible by its block {block}")
+        outer[letter] = len(sizes)
+        sizes += [size // block, *blocks]
+        inner[letter] = list(range(outer[letter] + 1, len(sizes)))
+    order = [inner[axis.letter].pop(0) if axis.block else outer[axis.letter] for axis in axes]
     return np.ascontiguousarray(plain.reshape(sizes).transpose(order))

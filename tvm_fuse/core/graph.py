@@ -181,7 +181,8 @@ class Graph:
     Args:
         nodes: ``nodes[i].id == i``.
         outputs: Ids of the values the graph returns, in order; an id may repeat.
-        constants: Node id -> read-only array, for every node of kind ``CONSTANT``.
+        constants: Node id -> array, for every node of kind ``CONSTANT``; the graph holds
+            read-only views.
     """
 
     nodes: tuple[Node, ...]
@@ -189,9 +190,10 @@ class Graph:
     constants: Mapping[int, np.ndarray] = field(compare=False, repr=False)
 
     def __post_init__(self) -> None:
-        for array in self.constants.values():
-            array.setflags(write=False)
-        object.__setattr__(self, "constants", MappingProxyType(dict(self.constants)))
+        constants = {node: array.view() for node, array in self.constants.items()}
+        for array in constants.values():
+            array.setflags(write=False)  # the view's flag; the caller's array keeps its own
+        object.__setattr__(self, "constants", MappingProxyType(constants))
 
     @cached_property
     def _readers(self) -> Tuple[Tuple[int, ...], ...]:

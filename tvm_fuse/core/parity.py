@@ -1,7 +1,7 @@
 """Compare a model's outputs with the reference's, output by output, without averaging away.
 
 An element passes when ``|got - ref| <= atol + rtol * |ref|`` (NumPy's rule), computed in
-float64. A report passes when there is at least one output, every element of every output
+float64; by default integers and booleans must be equal, whatever their size. A report passes when there is at least one output, every element of every output
 passes, and neither side has an output the other lacks. Two NaN, or two equal infinities, at the
 same place count as equal; any other non-finite pair fails.
 """
@@ -52,7 +52,7 @@ class ParityRow:
         dtype: dtype of the reference.
         elements: Number of elements.
         failing: Number of elements that fail.
-        max_abs: Largest absolute difference (0 when empty, nan never).
+        max_abs: Largest absolute difference (0 when empty, inf when incomparable, nan never).
         max_rel: Largest difference relative to ``abs(ref)`` where ``ref != 0``.
         mean_abs: Mean absolute difference.
         worst_index: Index of the element that is furthest outside (or nearest to) its tolerance.
@@ -60,7 +60,7 @@ class ParityRow:
         worst_reference: The reference's value there.
         needed: The factor on the tolerance with which the output would just pass (inf: none).
         tolerance: The tolerance used.
-        problem: Set when the outputs cannot be compared (shape or dtype differs).
+        problem: Set when the outputs cannot be compared (shape or dtype differs, no real numbers).
     """
 
     output: str
@@ -118,38 +118,37 @@ def compare(
         One row for every output of the reference that the candidate has, and the names that
         only one side has.
     """
-    rows = tuple(
-        _compare_one(name, reference[name], candidate[name], tolerance) for name in reference if name in candidate
-    )
+    both = [name for name in reference if name in candidate]
+    rows = tuple(_compare_one(name, reference[name], candidate[name], tolerance) for name in both)
     missing = tuple(name for name in reference if name not in candidate)
     extra = tuple(name for name in candidate if name not in reference)
     return ParityReport(rows, missing, extra, seed)
 
 
 def _compare_one(name: str, ref: np.ndarray, got: np.ndarray, tolerance: Tolerance | None) -> ParityRow:
+    ref, got = np.asarray(ref), np.asarray(got)
     tolerance = tolerance or default_tolerance(str(ref.dtype))
-    if ref.shape != got.shape or ref.dtype != got.dtype:
-        problem = f"wanted {ref.dtype}{list(ref.shape)}, got {got.dtype}{list(got.shape)}"
-        nan = float("nan")
-        return ParityRow(
-            name, ref.shape, str(ref.dtype), ref.size, ref.size, nan, nan, nan, (), nan, nan, float("inf"), tolerance, problem
-        )
+    problem = _problem(ref, got)
+    if problem:
+        return _incomparable(name, ref, tolerance, problem)
     ref64, got64 = ref.astype(np.float64), got.astype(np.float64)
-    difference = _difference(ref64, got64)
     magnitude = np.where(np.isfinite(ref64), np.abs(ref64), 0.0)
-    allowed = tolerance.atol + tolerance.rtol * magnitude
-    excess = np.divide(difference, allowed, out=np.where(difference > 0, np.inf, 0.0), where=allowed > 0)
-    relative = np.divide(difference, magnitude, out=np.zeros_like(difference), where=magnitude > 0)
+    with np.errstate(over="ignore"):  # what overflows fails as infinite
+        difference = _difference(ref64, got64, ref == got)
+        allowed = tolerance.atol + tolerance.rtol * magnitude
+        excess = _ratio(difference, allowed, np.where(difference > 0, np.inf, 0.0))
+        relative = _ratio(difference, magnitude, np.where(np.isinf(difference), np.inf, 0.0))
+        mean = float(difference.mean()) if ref.size else 0.0
     worst = np.unravel_index(int(np.argmax(excess)), ref.shape) if ref.size else ()
     return ParityRow(
         output=name,
         shape=ref.shape,
         dtype=str(ref.dtype),
         elements=ref.size,
-        failing=int(np.count_nonzero(difference > allowed)),
+        failing=int(np.count_nonzero((difference > allowed) | np.isinf(difference))),
         max_abs=float(difference.max(initial=0.0)),
         max_rel=float(relative.max(initial=0.0)),
-        mean_abs=float(difference.mean()) if ref.size else 0.0,
+        mean_abs=mean,
         worst_index=tuple(int(index) for index in worst),
         worst_got=float(got64[worst]) if ref.size else 0.0,
         worst_reference=float(ref64[worst]) if ref.size else 0.0,
@@ -158,10 +157,49 @@ def _compare_one(name: str, ref: np.ndarray, got: np.ndarray, tolerance: Toleran
     )
 
 
-def _difference(ref: np.ndarray, got: np.ndarray) -> np.ndarray:
-    """Absolute difference, with equal non-finite pairs 0 and other non-finite pairs inf."""
+def _problem(ref: np.ndarray, got: np.ndarray) -> str:
+    """Why two outputs cannot be compared, or an empty string."""
+    if ref.shape != got.shape or ref.dtype != got.dtype:
+        return f"wanted {ref.dtype}{list(ref.shape)}, got {got.dtype}{list(got.shape)}"
+    if ref.dtype.kind not in "biuf" and ref.dtype.name != "bfloat16":
+        return f"wanted real numbers, got {ref.dtype}"
+    return ""
+
+
+def _incomparable(name: str, ref: np.ndarray, tolerance: Tolerance, problem: str) -> ParityRow:
+    nan, inf = float("nan"), float("inf")
+    return ParityRow(
+        output=name,
+        shape=ref.shape,
+        dtype=str(ref.dtype),
+        elements=ref.size,
+        failing=ref.size,
+        max_abs=inf,
+        max_rel=inf,
+        mean_abs=inf,
+        worst_index=(),
+        worst_got=nan,
+        worst_reference=nan,
+        needed=inf,
+        tolerance=tolerance,
+        problem=problem,
+    )
+
+
+def _difference(ref: np.ndarray, got: np.ndarray, same: np.ndarray) -> np.ndarray:
+    """Absolute difference, with equal non-finite pairs 0 and other non-finite pairs inf.
+
+    ``same`` was computed in the dtype of the outputs: float64 holds no integer beyond 2^53
+    exactly, so a difference that it loses counts as 1.
+    """
+    same = same | (np.isnan(ref) & np.isnan(got))
     finite = np.isfinite(ref) & np.isfinite(got)
-    same = (np.isnan(ref) & np.isnan(got)) | (ref == got)
     difference = np.where(same, 0.0, np.inf)
     np.subtract(ref, got, out=difference, where=finite)
-    return np.abs(difference)
+    difference = np.asarray(np.abs(difference))
+    return np.where(~same & (difference == 0), 1.0, difference)
+
+
+def _ratio(difference: np.ndarray, scale: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+    """``difference / scale`` where that is a number, else ``otherwise``."""
+    return np.divide(difference, scale, out=otherwise, where=(scale > 0) & np.isfinite(difference))

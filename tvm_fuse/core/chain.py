@@ -20,8 +20,8 @@ from enum import Enum
 from typing import Collection
 
 from tvm_fuse.core.activations import match_activation
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, Conv2dAttrs, Dim, Graph, Kind, Node
-from tvm_fuse.core.layout import channel_vector_shape
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, Conv2dAttrs, Dim, Graph, Kind, Node
+from tvm_fuse.core.layout import axis_index, channel_vector_shape
 from tvm_fuse.core.reason import Code, Reason
 
 __all__ = ["Chain", "Step", "StepKind", "grow_chain"]
@@ -151,8 +151,9 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     node = graph.nodes[nodes[0]]
     if len(nodes) != 1 or node.kind not in (Kind.ADD, Kind.BIAS_ADD):
         return StepKind.ELEMENTWISE
-    if node.kind is Kind.BIAS_ADD:
-        return StepKind.BIAS
+    if isinstance(node.attrs, BiasAddAttrs):
+        along_channel = node.attrs.axis == _channel_axis(graph.nodes[anchor])
+        return StepKind.BIAS if along_channel else StepKind.ELEMENTWISE
     others = [source for source in node.inputs if source != value]
     if len(others) != 1:
         return StepKind.ELEMENTWISE
@@ -164,14 +165,20 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     return StepKind.ELEMENTWISE
 
 
+def _channel_axis(anchor: Node) -> int | None:
+    """The one axis of the anchor's output that is its channel; None when it is split in blocks."""
+    if isinstance(anchor.attrs, Conv2dAttrs):
+        return axis_index(anchor.attrs.out_layout, "C")
+    return len(anchor.output.shape) - 1
+
+
 def _is_channel_vector(anchor: Node, operand: Node) -> bool:
     """Whether an operand holds one number a channel of the anchor's output."""
     shape = anchor.output.shape
-    layout = anchor.attrs.out_layout if isinstance(anchor.attrs, Conv2dAttrs) else None
-    wanted = (1,) * (len(shape) - 1) + shape[-1:]
-    if layout is not None:
-        wanted = channel_vector_shape(layout, "C", shape) or shape
-    return _without_leading_ones(operand.output.shape) == _without_leading_ones(wanted)
+    wanted: tuple[Dim, ...] | None = (1,) * (len(shape) - 1) + shape[-1:]
+    if isinstance(anchor.attrs, Conv2dAttrs):
+        wanted = channel_vector_shape(anchor.attrs.out_layout, "C", shape)
+    return wanted is not None and _without_leading_ones(operand.output.shape) == _without_leading_ones(wanted)
 
 
 def _without_leading_ones(shape: tuple[Dim, ...]) -> tuple[Dim, ...]:

@@ -1,0 +1,63 @@
+"""The LLVM CPU name from the flags of /proc/cpuinfo."""
+
+from __future__ import annotations
+
+import pytest
+
+from tvm_fuse.core.cpu import _CPUS, GENERIC_CPU, detect_cpu, match_cpu
+
+NEEDED = dict(_CPUS)
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_each_name_from_exactly_its_flags(name):
+    assert match_cpu(NEEDED[name] | {"fpu", "sse2"}) == name
+
+
+@pytest.mark.parametrize("name", NEEDED)
+def test_each_flag_is_needed(name):
+    for flag in NEEDED[name]:
+        assert match_cpu(NEEDED[name] - {flag}) != name
+
+
+def test_most_capable_first():
+    names = list(NEEDED)
+    for place, name in enumerate(names):
+        assert not any(NEEDED[earlier] <= NEEDED[name] for earlier in names[:place])
+
+
+@pytest.mark.parametrize(
+    "flags", [frozenset(), frozenset({"avx2"}), frozenset({"avx512f", "avx2", "fma"})], ids=str
+)
+def test_generic(flags):
+    assert match_cpu(flags) == GENERIC_CPU
+
+
+@pytest.mark.parametrize(
+    ("text", "name"),
+    [
+        ("processor\t: 0\nflags\t\t: " + " ".join(sorted(NEEDED["haswell"])) + "\nbugs\t: x\n", "haswell"),
+        ("processor\t: 0\nFeatures\t: fp asimd\n", GENERIC_CPU),
+        ("flags", GENERIC_CPU),
+        ("", GENERIC_CPU),
+    ],
+    ids=["x86", "arm", "cut", "empty"],
+)
+def test_detect(tmp_path, text, name):
+    path = tmp_path / "cpuinfo"
+    path.write_text(text, encoding="utf-8")
+    assert detect_cpu(path) == name
+
+
+def test_detect_without_the_file(tmp_path):
+    assert detect_cpu(tmp_path / "none") == GENERIC_CPU
+
+
+def test_detect_of_damaged_text(tmp_path):
+    path = tmp_path / "cpuinfo"
+    path.write_bytes(b"model name\t: \xff\xfe\nflags\t: sse4_2 popcnt\n")
+    assert detect_cpu(path) == "nehalem"
+
+
+def test_this_machine():
+    assert detect_cpu() in {*NEEDED, GENERIC_CPU}

@@ -9,12 +9,13 @@ mistaken for a hard swish. Operands of add and multiply match in either order.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Callable, Union
+from typing import Union
 
 import numpy as np
 
-from tvm_fuse.core.graph import ClipAttrs, Graph, Kind, LeakyReluAttrs, Node
+from tvm_fuse.core.graph import Array, ClipAttrs, Graph, Kind, LeakyReluAttrs, Node
 
 __all__ = ["ACTIVATIONS", "Activation", "Apply", "Match", "Number", "X", "match_activation"]
 
@@ -39,7 +40,7 @@ class Apply:
     """An operator applied to sub-expressions; ``attrs=None`` matches any attributes."""
 
     kind: Kind
-    args: tuple["Expression", ...]
+    args: tuple[Expression, ...]
     attrs: object | None = None
 
 
@@ -60,7 +61,7 @@ class Activation:
     """
 
     name: str
-    reference: Callable[[np.ndarray], np.ndarray] | None
+    reference: Callable[[Array], Array] | None
     spellings: tuple[Apply, ...]
     source: str
 
@@ -107,7 +108,9 @@ ACTIVATIONS: tuple[Activation, ...] = (
     ),
     Activation("clip", None, (Apply(Kind.CLIP, (X,)),), "ONNX Clip"),
     Activation("leaky_relu", None, (Apply(Kind.LEAKY_RELU, (X,)),), "Maas et al. 2013"),
-    Activation("sigmoid", lambda x: 1.0 / (1.0 + np.exp(-x)), (Apply(Kind.SIGMOID, (X,)),), "logistic function"),
+    Activation(
+        "sigmoid", lambda x: 1.0 / (1.0 + np.exp(-x)), (Apply(Kind.SIGMOID, (X,)),), "logistic function"
+    ),
     Activation("tanh", np.tanh, (Apply(Kind.TANH, (X,)),), "hyperbolic tangent"),
     Activation(
         "silu",
@@ -215,7 +218,7 @@ def _attrs_match(expression: Apply, node: Node) -> bool:
         return _close(wanted.minimum, got.minimum) and _close(wanted.maximum, got.maximum)
     if isinstance(wanted, LeakyReluAttrs) and isinstance(got, LeakyReluAttrs):
         return _close(wanted.alpha, got.alpha)
-    return wanted == got
+    return bool(wanted == got)
 
 
 def _is_number(graph: Graph, node_id: int, wanted: float | None) -> bool:

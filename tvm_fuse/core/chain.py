@@ -15,9 +15,9 @@ ends there.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass
 from enum import Enum
-from typing import Collection
 
 from tvm_fuse.core.activations import match_activation
 from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, Conv2dAttrs, Dim, Graph, Kind, Node
@@ -119,7 +119,9 @@ def _next_region(graph: Graph, value: int) -> tuple[int, ...] | Reason:
     post-dominates ``value``.
     """
     if graph.is_output(value):
-        return Reason(Code.RESULT_RETURNED, str(graph.nodes[value]), "a value only the chain reads", "a model output")
+        return Reason(
+            Code.RESULT_RETURNED, str(graph.nodes[value]), "a value only the chain reads", "a model output"
+        )
     region: list[int] = []
     pending = set(graph.readers(value))
     while pending:

@@ -15,7 +15,17 @@ __all__ = ["GENERIC_CPU", "detect_cpu", "match_cpu"]
 GENERIC_CPU = "x86-64"
 
 _AVX2 = frozenset({"avx2", "fma", "bmi1", "bmi2", "f16c", "movbe", "abm", "popcnt"})
-_AVX512 = _AVX2 | {"avx512f", "avx512bw", "avx512cd", "avx512dq", "avx512vl", "adx", "clflushopt", "clwb", "rdseed"}
+_AVX512 = _AVX2 | {
+    "avx512f",
+    "avx512bw",
+    "avx512cd",
+    "avx512dq",
+    "avx512vl",
+    "adx",
+    "clflushopt",
+    "clwb",
+    "rdseed",
+}
 _ZEN = _AVX2 | {"adx", "clflushopt", "clzero", "rdseed", "sha_ni", "sse4a", "xsavec", "xsaves"}
 
 #: LLVM CPU name -> flags of /proc/cpuinfo it relies on; the most capable first (LLVM 10, X86.td).

@@ -9,14 +9,21 @@ the ONNX node, or ONNX's default 1e-5 when the attribute is absent).
 from __future__ import annotations
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
-from typing import Mapping
 
 from tvm_fuse.core.errors import UsageError
 
-__all__ = ["EPSILON_RTOL", "EpsilonCheck", "EpsilonOrigin", "ExpectedEpsilon", "check_epsilon", "resolve_expected"]
+__all__ = [
+    "EPSILON_RTOL",
+    "EpsilonCheck",
+    "EpsilonOrigin",
+    "ExpectedEpsilon",
+    "check_epsilon",
+    "resolve_expected",
+]
 
 #: ONNX stores epsilon in float32: 1e-5 arrives as 9.999999747378752e-06.
 EPSILON_RTOL = 1e-6
@@ -55,7 +62,9 @@ class EpsilonCheck:
         return math.isclose(self.in_graph, self.expected, rel_tol=EPSILON_RTOL, abs_tol=0.0)
 
 
-def check_epsilon(name: str, in_graph: float, expected: ExpectedEpsilon | None, *, align: bool) -> EpsilonCheck:
+def check_epsilon(
+    name: str, in_graph: float, expected: ExpectedEpsilon | None, *, align: bool
+) -> EpsilonCheck:
     """Compare one batch norm's epsilon with the expected one.
 
     Args:

@@ -51,19 +51,19 @@ class ModelError(TvmFuseError):
     exit_code = 3
 
 
-class MissingDependency(TvmFuseError):
+class MissingDependency(TvmFuseError):  # noqa: N818
     """A package or library that this step needs is not installed, or is the wrong one."""
 
     exit_code = 4
 
 
-class ToolFailed(TvmFuseError):
+class ToolFailed(TvmFuseError):  # noqa: N818
     """TVM, a compiler or another program failed on input that we believe to be valid."""
 
     exit_code = 5
 
 
-class ParityFailed(TvmFuseError):
+class ParityFailed(TvmFuseError):  # noqa: N818
     """The fused model's outputs differ from the unfused model's."""
 
     exit_code = 1

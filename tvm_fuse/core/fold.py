@@ -32,7 +32,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
-from tvm_fuse.core.graph import BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, Graph, Kind, Node, digest
+from tvm_fuse.core.graph import Array, BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, Graph, Kind, Node, digest
 from tvm_fuse.core.layout import axis_index, spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 
@@ -68,10 +68,10 @@ class BatchNorm:
     node: int
     name: str
     epsilon: float
-    gamma: np.ndarray = field(compare=False, repr=False)
-    beta: np.ndarray = field(compare=False, repr=False)
-    mean: np.ndarray = field(compare=False, repr=False)
-    variance: np.ndarray = field(compare=False, repr=False)
+    gamma: Array = field(compare=False, repr=False)
+    beta: Array = field(compare=False, repr=False)
+    mean: Array = field(compare=False, repr=False)
+    variance: Array = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -106,25 +106,26 @@ class FoldRecord:
     had_bias: bool
     weight_before: str
     weight_after: str
-    weight: np.ndarray = field(compare=False, repr=False)
-    bias: np.ndarray = field(compare=False, repr=False)
+    weight: Array = field(compare=False, repr=False)
+    bias: Array = field(compare=False, repr=False)
 
 
 # --- formula ---------------------------------------------------------------------------------
 
 
-def fold_scale(bn: BatchNorm) -> np.ndarray:
+def fold_scale(bn: BatchNorm) -> Array:
     """``gamma / sqrt(var + epsilon)``, float64 ``(C,)``."""
-    return bn.gamma / np.sqrt(bn.variance + bn.epsilon)
+    scale: Array = bn.gamma / np.sqrt(bn.variance + bn.epsilon)
+    return scale
 
 
-def fold_bias(bn: BatchNorm, bias: np.ndarray | None) -> np.ndarray:
+def fold_bias(bn: BatchNorm, bias: Array | None) -> Array:
     """``(b - mean) * scale + beta``, float64 ``(C,)``; ``bias=None`` means 0."""
     shifted = -bn.mean if bias is None else bias.astype(np.float64) - bn.mean
     return shifted * fold_scale(bn) + bn.beta
 
 
-def fold_weight(weight: np.ndarray, scale: np.ndarray, layout: str) -> np.ndarray | None:
+def fold_weight(weight: Array, scale: Array, layout: str) -> Array | None:
     """Multiply a kernel by ``scale`` along its output channel.
 
     Args:
@@ -141,7 +142,7 @@ def fold_weight(weight: np.ndarray, scale: np.ndarray, layout: str) -> np.ndarra
     return None if factor is None else weight.astype(np.float64) * factor
 
 
-def _spread_depthwise(shape: tuple[int, ...], scale: np.ndarray, layout: str) -> np.ndarray | None:
+def _spread_depthwise(shape: tuple[int, ...], scale: Array, layout: str) -> Array | None:
     """A depthwise kernel ``(.., C, multiplier, ..)``: output channel = c * multiplier + m."""
     outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
     if outer is None or inner is None or len(layout) != len(shape):
@@ -163,7 +164,7 @@ def read_batch_norm(graph: Graph, node: Node) -> BatchNorm | Reason:
     """
     attrs: BatchNormAttrs = node.attrs
     unused = {"gamma": None if attrs.scale else 1.0, "beta": None if attrs.center else 0.0}
-    values: dict[str, np.ndarray] = {}
+    values: dict[str, Array] = {}
     for role, source in zip(("mean", "variance", "gamma", "beta"), (*node.inputs[3:5], *node.inputs[1:3])):
         fill = unused.get(role)
         if fill is not None:
@@ -213,13 +214,13 @@ class _Producer:
     """The anchor before a batch norm and the bias between them (``(C,)`` or None)."""
 
     anchor: Node
-    bias: np.ndarray | None
+    bias: Array | None
 
 
 def _find_producer(graph: Graph, bn: Node) -> _Producer | Reason:
     """Walk up from the batch norm: at most one constant per-channel add, then the anchor."""
     source = graph.nodes[bn.inputs[0]]
-    bias: np.ndarray | None = None
+    bias: Array | None = None
     reason = _only_reader(graph, source, bn)
     if reason is not None:
         return reason
@@ -237,7 +238,7 @@ def _find_producer(graph: Graph, bn: Node) -> _Producer | Reason:
     return Reason(code, str(bn), "conv2d or dense (with or without bias) before it", source.op)
 
 
-def _split_bias(graph: Graph, add: Node) -> tuple[np.ndarray, Node] | None:
+def _split_bias(graph: Graph, add: Node) -> tuple[Array, Node] | None:
     """A per-channel constant and the anchor it is added to, if ``add`` is that."""
     for value, other in (add.inputs, add.inputs[::-1]):
         anchor, constant = graph.nodes[value], graph.constant(other)
@@ -248,7 +249,7 @@ def _split_bias(graph: Graph, add: Node) -> tuple[np.ndarray, Node] | None:
     return None
 
 
-def _channel_vector(add: Node, anchor: Node, constant: np.ndarray) -> np.ndarray | None:
+def _channel_vector(add: Node, anchor: Node, constant: Array) -> Array | None:
     """Read a constant as one number a channel of the anchor's output, else None.
 
     A constant that broadcasts the output to a larger shape is none.
@@ -298,24 +299,23 @@ def _axis_is_channel(bn: Node, anchor: Node) -> Reason | None:
     return Reason(Code.BN_AXIS_NOT_CHANNEL, str(bn), wanted, f"axis {bn.attrs.axis}{where}")
 
 
-def _check_fits(
-    bn: BatchNorm, anchor: Node, exact: np.ndarray, stored: np.ndarray, role: str
-) -> Reason | None:
+def _check_fits(bn: BatchNorm, anchor: Node, exact: Array, stored: Array, role: str) -> Reason | None:
     """A folded number must not overflow the dtype it is stored in."""
     bad = np.argwhere(~np.isfinite(stored.astype(np.float64)))
     if not len(bad):
         return None
     value = exact[tuple(bad[0])]
     got = f"{role}{bad[0].tolist()} = {value:g} for {bn.name} ({len(bad)} of {stored.size} values)"
-    return Reason(Code.FOLD_OVERFLOW, str(anchor), f"values that {_range(stored.dtype)} can hold", got)
+    return Reason(Code.FOLD_OVERFLOW, str(anchor), f"values that {_range(stored)} can hold", got)
 
 
-def _range(dtype: np.dtype) -> str:
+def _range(stored: Array) -> str:
     """A dtype with its largest number."""
+    dtype = stored.dtype
     return f"{dtype} (at most {np.finfo(dtype).max:g})" if dtype.kind == "f" else str(dtype)
 
 
-def _check_floating(anchor: Node, weight: np.ndarray) -> Reason | None:
+def _check_floating(anchor: Node, weight: Array) -> Reason | None:
     """Integers cannot hold a folded weight; TVM also hands out bfloat16 as the bits, in uint16."""
     if weight.dtype.kind == "f" or weight.dtype.name == "bfloat16":
         return None

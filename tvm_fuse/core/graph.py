@@ -8,15 +8,18 @@ node's inputs have smaller ids), and constants are read-only arrays in a side ta
 from __future__ import annotations
 
 import hashlib
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
-from typing import Any, Mapping, Tuple, Union
+from typing import Any, Union
 
 import numpy as np
+from numpy.typing import NDArray
 
 __all__ = [
+    "Array",
     "BatchNormAttrs",
     "BiasAddAttrs",
     "ClipAttrs",
@@ -30,6 +33,9 @@ __all__ = [
     "TensorInfo",
     "digest",
 ]
+
+#: A NumPy array of any dtype.
+Array = NDArray[Any]
 
 #: A static size, or the name of a symbolic one.
 Dim = Union[int, str]
@@ -187,7 +193,7 @@ class Graph:
 
     nodes: tuple[Node, ...]
     outputs: tuple[int, ...]
-    constants: Mapping[int, np.ndarray] = field(compare=False, repr=False)
+    constants: Mapping[int, Array] = field(compare=False, repr=False)
 
     def __post_init__(self) -> None:
         constants = {node: array.view() for node, array in self.constants.items()}
@@ -196,7 +202,7 @@ class Graph:
         object.__setattr__(self, "constants", MappingProxyType(constants))
 
     @cached_property
-    def _readers(self) -> Tuple[Tuple[int, ...], ...]:
+    def _readers(self) -> tuple[tuple[int, ...], ...]:
         readers: list[list[int]] = [[] for _ in self.nodes]
         for node in self.nodes:
             for source in node.inputs:
@@ -215,7 +221,7 @@ class Graph:
         """Whether the graph returns this value."""
         return node_id in self._output_ids
 
-    def constant(self, node_id: int) -> np.ndarray | None:
+    def constant(self, node_id: int) -> Array | None:
         """The value of a constant node, else None."""
         return self.constants.get(node_id)
 
@@ -224,7 +230,7 @@ class Graph:
         return tuple(node for node in self.nodes if node.kind in kinds)
 
 
-def digest(array: np.ndarray) -> str:
+def digest(array: Array) -> str:
     """A short hash of an array's dtype, shape and bytes (16 hex digits of BLAKE2b)."""
     hasher = hashlib.blake2b(digest_size=8)
     hasher.update(f"{array.dtype.str}{array.shape}".encode())

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_fuse.core.errors import UsageError
-from tvm_fuse.core.graph import Dim
+from tvm_fuse.core.graph import Array, Dim
 
 __all__ = ["Axis", "axis_index", "channel_vector_shape", "parse_layout", "spread", "transform"]
 
@@ -77,7 +77,7 @@ def channel_vector_shape(layout: str, letter: str, shape: tuple[Dim, ...]) -> tu
     return tuple(size if index in places else 1 for index, size in enumerate(shape))
 
 
-def spread(vector: np.ndarray, layout: str, letter: str, shape: tuple[int, ...]) -> np.ndarray | None:
+def spread(vector: Array, layout: str, letter: str, shape: tuple[int, ...]) -> Array | None:
     """View a per-channel vector as a tensor that broadcasts along ``letter`` of ``shape``.
 
     Args:
@@ -98,7 +98,7 @@ def spread(vector: np.ndarray, layout: str, letter: str, shape: tuple[int, ...])
     return vector.reshape(target)
 
 
-def transform(array: np.ndarray, source: str, target: str) -> np.ndarray:
+def transform(array: Array, source: str, target: str) -> Array:
     """Copy an array from one layout to another (``OIHW`` -> ``OIHW16i16o`` and back).
 
     Args:
@@ -120,7 +120,7 @@ def transform(array: np.ndarray, source: str, target: str) -> np.ndarray:
     return _split_blocks(plain, target_axes, letters)
 
 
-def _merge_blocks(array: np.ndarray, axes: tuple[Axis, ...], letters: list[str]) -> np.ndarray:
+def _merge_blocks(array: Array, axes: tuple[Axis, ...], letters: list[str]) -> Array:
     """Bring the array to one dimension a letter, in the order of ``letters``."""
     outer_first = sorted(range(len(axes)), key=lambda i: axes[i].block != 0)
     order = [i for letter in letters for i in outer_first if axes[i].letter == letter]
@@ -131,7 +131,7 @@ def _merge_blocks(array: np.ndarray, axes: tuple[Axis, ...], letters: list[str])
     return array.transpose(order).reshape(sizes)
 
 
-def _split_blocks(plain: np.ndarray, axes: tuple[Axis, ...], letters: list[str]) -> np.ndarray:
+def _split_blocks(plain: Array, axes: tuple[Axis, ...], letters: list[str]) -> Array:
     """Split and order the dimensions of ``plain`` (one a letter) as ``axes`` say."""
     sizes: list[int] = []
     outer: dict[str, int] = {}

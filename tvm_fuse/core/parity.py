@@ -1,17 +1,20 @@
 """Compare a model's outputs with the reference's, output by output, without averaging away.
 
 An element passes when ``|got - ref| <= atol + rtol * |ref|`` (NumPy's rule), computed in
-float64; by default integers and booleans must be equal, whatever their size. A report passes when there is at least one output, every element of every output
-passes, and neither side has an output the other lacks. Two NaN, or two equal infinities, at the
-same place count as equal; any other non-finite pair fails.
+float64; by default integers and booleans must be equal, whatever their size. A report passes when
+there is at least one output, every element of every output passes, and neither side has an output
+the other lacks. Two NaN, or two equal infinities, at the same place count as equal; any other
+non-finite pair fails.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Mapping
 
 import numpy as np
+
+from tvm_fuse.core.graph import Array
 
 __all__ = ["TOLERANCES", "ParityReport", "ParityRow", "Tolerance", "compare", "default_tolerance"]
 
@@ -96,12 +99,14 @@ class ParityReport:
     @property
     def passed(self) -> bool:
         """Whether the models agree."""
-        return bool(self.rows) and not self.missing and not self.extra and all(row.passed for row in self.rows)
+        return (
+            bool(self.rows) and not self.missing and not self.extra and all(row.passed for row in self.rows)
+        )
 
 
 def compare(
-    reference: Mapping[str, np.ndarray],
-    candidate: Mapping[str, np.ndarray],
+    reference: Mapping[str, Array],
+    candidate: Mapping[str, Array],
     *,
     tolerance: Tolerance | None = None,
     seed: int = 0,
@@ -125,7 +130,7 @@ def compare(
     return ParityReport(rows, missing, extra, seed)
 
 
-def _compare_one(name: str, ref: np.ndarray, got: np.ndarray, tolerance: Tolerance | None) -> ParityRow:
+def _compare_one(name: str, ref: Array, got: Array, tolerance: Tolerance | None) -> ParityRow:
     ref, got = np.asarray(ref), np.asarray(got)
     tolerance = tolerance or default_tolerance(str(ref.dtype))
     problem = _problem(ref, got)
@@ -157,7 +162,7 @@ def _compare_one(name: str, ref: np.ndarray, got: np.ndarray, tolerance: Toleran
     )
 
 
-def _problem(ref: np.ndarray, got: np.ndarray) -> str:
+def _problem(ref: Array, got: Array) -> str:
     """Why two outputs cannot be compared, or an empty string."""
     if ref.shape != got.shape or ref.dtype != got.dtype:
         return f"wanted {ref.dtype}{list(ref.shape)}, got {got.dtype}{list(got.shape)}"
@@ -166,7 +171,7 @@ def _problem(ref: np.ndarray, got: np.ndarray) -> str:
     return ""
 
 
-def _incomparable(name: str, ref: np.ndarray, tolerance: Tolerance, problem: str) -> ParityRow:
+def _incomparable(name: str, ref: Array, tolerance: Tolerance, problem: str) -> ParityRow:
     nan, inf = float("nan"), float("inf")
     return ParityRow(
         output=name,
@@ -186,7 +191,7 @@ def _incomparable(name: str, ref: np.ndarray, tolerance: Tolerance, problem: str
     )
 
 
-def _difference(ref: np.ndarray, got: np.ndarray, same: np.ndarray) -> np.ndarray:
+def _difference(ref: Array, got: Array, same: Array) -> Array:
     """Absolute difference, with equal non-finite pairs 0 and other non-finite pairs inf.
 
     ``same`` was computed in the dtype of the outputs: float64 holds no integer beyond 2^53
@@ -200,6 +205,6 @@ def _difference(ref: np.ndarray, got: np.ndarray, same: np.ndarray) -> np.ndarra
     return np.where(~same & (difference == 0), 1.0, difference)
 
 
-def _ratio(difference: np.ndarray, scale: np.ndarray, otherwise: np.ndarray) -> np.ndarray:
+def _ratio(difference: Array, scale: Array, otherwise: Array) -> Array:
     """``difference / scale`` where that is a number, else ``otherwise``."""
     return np.divide(difference, scale, out=otherwise, where=(scale > 0) & np.isfinite(difference))

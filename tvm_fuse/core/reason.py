@@ -7,11 +7,11 @@ scripts compare codes, never sentences.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from enum import Enum
-from typing import Iterable, Iterator
 
-__all__ = ["Code", "Decision", "HINTS", "Ledger", "Reason", "Stage", "applied", "declined"]
+__all__ = ["HINTS", "Code", "Decision", "Ledger", "Reason", "Stage", "applied", "declined"]
 
 
 class Code(str, Enum):

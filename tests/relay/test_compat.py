@@ -172,6 +172,7 @@ def test_worker_environment_reaches_children_and_is_undone(run):
     [
         ("Cannot find config for target=cuda, workload=(1,)", False),
         ("Cannot find tuned schedules for target=llvm", False),
+        ("One or more operators have not been tuned. Please", False),
         ("Failed to build", True),
     ],
 )

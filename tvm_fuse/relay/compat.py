@@ -43,6 +43,11 @@ __all__ = [
 
 INSTALL_RELAY = 'pip install "tvm-fuse[relay]"'
 
+_UNTUNED_WARNINGS = (
+    "Cannot find config for target",
+    "Cannot find tuned schedules",
+    "One or more operators have not been tuned",
+)
 _XGBOOST_NOISE = "Your system has an old version of glibc"  # said by its CPU build on every system
 _EMBEDDED_TVM = ("3rdparty", "tvm", "python", "tvm")  # below the bitblas package
 _CUDA_LIBRARIES = {  # file below the namespace package "nvidia" -> pip package
@@ -324,8 +329,7 @@ def _load_driver_stub() -> CudaDriver:
 
 
 def _is_not_untuned_warning(record: logging.LogRecord) -> bool:
-    message = record.getMessage()
-    return "Cannot find config for target" not in message and "Cannot find tuned schedules" not in message
+    return not any(text in record.getMessage() for text in _UNTUNED_WARNINGS)
 
 
 def _provide_onnx_mapping() -> None:

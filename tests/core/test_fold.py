@@ -22,7 +22,7 @@ from tvm_fuse.core.fold import (
     plan_folds,
     read_batch_norm,
 )
-from tvm_fuse.core.graph import DenseAttrs, Kind, digest
+from tvm_fuse.core.graph import DenseAttrs, Kind, TensorInfo, digest
 from tvm_fuse.core.reason import Code
 
 C = 4
@@ -349,6 +349,17 @@ def test_rounded_once_to_the_dtype_of_the_weight(dtype):
     unit_roundoff = np.finfo(dtype).eps / 2 * (1 + 1e-6) + 4e-16  # the reference rounds as well
     for got, exact in ((record.weight, exact_weight), (record.bias, exact_bias)):
         assert np.all(np.abs(got.astype(float) - exact) <= unit_roundoff * np.abs(exact))
+
+
+def test_bias_of_a_layer_that_accumulates_in_float32():
+    """float16 weights, float32 output: the bias is rounded to float32, and may exceed 65504."""
+    g = GraphBuilder("float16")
+    conv = g.conv2d(g.input("x", (1, C, 1, 1)), np.ones((C, C, 1, 1), "float16"))
+    g.nodes[conv] = replace(g.nodes[conv], outputs=(TensorInfo((1, C, 1, 1), "float32"),))
+    norm = Norm(*(v.astype("float32") for v in plain_norm(C, beta=[0.1, 1e5, 0, 1])))
+    (record,), _ = plan_folds(g.build(g.norm(conv, norm, epsilon=0.0)))
+    assert (record.weight.dtype, record.bias.dtype) == ("float16", "float32")
+    np.testing.assert_array_equal(record.bias, norm.beta)
 
 
 def test_subnormal_folded_weight_is_off_by_half_a_subnormal():

@@ -12,9 +12,10 @@
 Shapes: gamma, beta, mean, var, b: ``(C,)``; W in any layout whose output channel is one axis,
 blocked or not, or a depthwise kernel whose two channel axes together make the output channel.
 
-Numerics: everything is computed in float64 and rounded once to the dtype of the weights. With
-unit roundoff u of that dtype a folded number differs from the exact one by at most u relative,
-as long as it is not subnormal in that dtype; such a one differs by half the smallest subnormal.
+Numerics: everything is computed in float64 and rounded once, W' to the dtype of the weights and
+b' to that of the output. With unit roundoff u of that dtype a folded number differs from the exact
+one by at most u relative, as long as it is not subnormal in that dtype; such a one differs by half
+the smallest subnormal.
 
 Conditions, by code: ``bn-producer-unsupported``, ``bn-after-activation``,
 ``bn-parameters-not-constant``, ``bn-statistics-used``, ``bn-axis-not-channel``,
@@ -28,6 +29,7 @@ Source: Ioffe and Szegedy 2015, section 3.1; the algebra is in every text on dep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 
@@ -48,6 +50,9 @@ __all__ = [
 ]
 
 RULE = "fold-batch-norm"
+
+#: Floating-point dtypes that NumPy has.
+_FLOATS = ("float16", "float32", "float64")
 
 #: Operators that absorb a batch norm.
 ANCHORS = (Kind.CONV2D, Kind.DENSE)
@@ -92,7 +97,8 @@ class FoldRecord:
         weight_before: Digest of the weight before folding.
         weight_after: Digest of the folded weight.
         weight: The folded weight, shape and dtype of the old one.
-        bias: The folded bias, shape ``(C,)``, dtype of the weight.
+        bias: The folded bias, shape ``(C,)``, dtype of the anchor's output (float16 weights may
+            accumulate in float32).
     """
 
     anchor: int
@@ -315,6 +321,11 @@ def _range(stored: Array) -> str:
     return f"{dtype} (at most {np.finfo(dtype).max:g})" if dtype.kind == "f" else str(dtype)
 
 
+def _bias_dtype(anchor: Node, weight: Array) -> Any:
+    """The dtype of the sum that the bias is added to."""
+    return anchor.output.dtype if anchor.output.dtype in _FLOATS else weight.dtype
+
+
 def _check_floating(anchor: Node, weight: Array) -> Reason | None:
     """Integers cannot hold a folded weight; TVM also hands out bfloat16 as the bits, in uint16."""
     if weight.dtype.kind == "f" or weight.dtype.name == "bfloat16":
@@ -385,7 +396,7 @@ def _construct(
         wanted = f"an output channel axis of {scale.size}"
         return Reason(Code.WEIGHT_LAYOUT_UNSUPPORTED, str(anchor), wanted, got)
     with np.errstate(over="ignore"):
-        stored, stored_bias = exact.astype(weight.dtype), exact_bias.astype(weight.dtype)
+        stored, stored_bias = exact.astype(weight.dtype), exact_bias.astype(_bias_dtype(anchor, weight))
     reason = _check_fits(bn, anchor, exact, stored, "weight") or _check_fits(
         bn, anchor, exact_bias, stored_bias, "bias"
     )

@@ -30,7 +30,12 @@ _FUSED_OPT_LEVEL = 3
 #: Rewrites that would make the reference something else than the importer's graph, or only slow.
 _NOT_FOR_REFERENCE = ("SimplifyExpr", "SimplifyExprPostAlterOp")
 
-_CUDA_KERNEL = re.compile(r"\b__global__\s+void\s+(?:__launch_bounds__\(\d+\)\s+)?(\w+)\s*\(")
+#: The graph executor passes tensors of the shapes it planned; checking each again in every
+#: kernel's entry makes more code than the kernels themselves.
+_CONFIG = {"tir.disable_assert": True}
+
+#: A kernel's definition; TVM also writes a declaration of each, which ends in ";".
+_CUDA_KERNEL = re.compile(r"\b__global__\s+void\s+(?:__launch_bounds__\(\d+\)\s+)?(\w+)\s*\([^;{)]*\)\s*\{")
 
 
 @dataclass(frozen=True)
@@ -102,7 +107,7 @@ def build_unfused(module: Any, target: Any) -> Artifact:
 def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) -> Artifact:
     try:
         with _cuda_without_compiler(target), tvm.transform.PassContext(
-            opt_level=opt_level, disabled_pass=list(disabled)
+            opt_level=opt_level, disabled_pass=list(disabled), config=_CONFIG
         ):
             library = relay.build(module, target=target)
     except tvm.TVMError as error:

@@ -2,8 +2,8 @@
 
 TVM's own FoldConstant compiles every constant expression through LLVM, about half a second
 each; a model whose weights are brought to another layout has a hundred of them. The operators
-in the table at the end cover what folding, layout changes and exporters leave behind. TVM's
-pass runs only when an operator on constants is left that is not in the table.
+in the table at the end cover what folding, layout changes and exporters leave behind; TVM's
+pass is needed only when an operator on constants is left that is not in the table.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import ReadFunction
 from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 
-__all__ = ["fold_constants"]
+__all__ = ["fold_all_constants", "fold_constants"]
 
 Evaluate = Callable[[Any, Sequence[np.ndarray], "tuple[int, ...]"], np.ndarray]
 
@@ -34,19 +34,40 @@ def fold_constants(module: Any) -> Any:
         The type-inferred module; values are bit-identical to what the operators compute, but
         for square roots and divisions, which are correctly rounded here.
     """
-    module, _ = rewrite_functions(module, _rewrite)
+    return rewrite_functions(module, _rewrite)[0]
+
+
+def fold_all_constants(module: Any) -> Any:
+    """``fold_constants``, then TVM's FoldConstant when an operator on constants is left.
+
+    Args:
+        module: A Relay module.
+
+    Returns:
+        The type-inferred module.
+    """
+    module = fold_constants(module)
     leftovers: list[str] = []
-    rewrite_functions(module, lambda read: _collect_leftovers(read, leftovers))
-    return relay.transform.FoldConstant()(module) if leftovers else module
+
+    def collect(read: ReadFunction) -> Any:
+        leftovers.extend(_constant_operators(read))
+        return read.function
+
+    rewrite_functions(module, collect)
+    return relay.transform.InferType()(relay.transform.FoldConstant()(module)) if leftovers else module
 
 
-def _collect_leftovers(read: ReadFunction, leftovers: list[str]) -> Any:
-    constants = set(read.graph.constants)
+def _constant_operators(read: ReadFunction) -> list[str]:
+    """Names of the operators that work on nothing but constants."""
+    constant: set[int] = set(read.graph.constants)
+    names = []
     for node in read.graph.nodes:
-        is_operator = node.kind not in (Kind.TUPLE, Kind.GET_ITEM, Kind.INPUT)
-        if is_operator and node.inputs and all(source in constants for source in node.inputs):
-            leftovers.append(node.op)
-    return read.function
+        if node.kind in (Kind.INPUT, Kind.CONSTANT) or not all(source in constant for source in node.inputs):
+            continue
+        constant.add(node.id)
+        if node.kind not in (Kind.TUPLE, Kind.GET_ITEM):
+            names.append(node.op)
+    return names
 
 
 def _rewrite(read: ReadFunction) -> Any:

@@ -23,10 +23,11 @@ from tvm_fuse.core.graph import Conv2dAttrs, Kind, Node
 from tvm_fuse.core.layout import spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
-from tvm_fuse.relay.read import ReadFunction
+from tvm_fuse.relay.read import ReadFunction, source_name
 from tvm_fuse.relay.record import PassRecord, record
-from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
+from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function, renamed
 
 __all__ = ["align_epsilon", "fold_batch_norms"]
 
@@ -43,6 +44,7 @@ def fold_batch_norms(module: Any) -> Any:
     Returns:
         The type-inferred module; ``last_report()["FoldBatchNorm"]`` tells what was done.
     """
+    module = fold_constants(_name_batch_norms(module))
     records: list[FoldRecord] = []
     done: list[Decision] = []
     for _ in range(_MAX_ROUNDS):
@@ -60,8 +62,20 @@ def fold_batch_norms(module: Any) -> Any:
         records += fresh
         if not changed:
             break
-    record(PassRecord("FoldBatchNorm", bool(records), (*done, *open_sites), tuple(records)))
+    summary = f"{len(records)} of {len(records) + len(open_sites)} batch norms folded"
+    record(PassRecord("FoldBatchNorm", summary, bool(records), (*done, *open_sites), tuple(records)))
     return module
+
+
+def _name_batch_norms(module: Any) -> Any:
+    """Write the names that ``read_function`` makes up into the graph, so that folding one batch
+    norm does not rename the others."""
+
+    def rewrite(read: ReadFunction) -> Any:
+        unnamed = [n for n in read.graph.of_kind(Kind.BATCH_NORM) if not source_name(read.expressions[n.id])]
+        return rebuild_function(read, {node.id: renamed(read, node, node.name) for node in unnamed})
+
+    return rewrite_functions(module, rewrite)[0]
 
 
 def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord, ...]) -> Any:
@@ -114,6 +128,7 @@ def align_epsilon(module: Any, expected: Mapping[str, ExpectedEpsilon], *, align
     Returns:
         The type-inferred module; ``last_report()["AlignEpsilon"]`` tells what was found.
     """
+    module = _name_batch_norms(module)
     checks: list[EpsilonCheck] = []
     decisions: list[Decision] = []
 
@@ -132,7 +147,8 @@ def align_epsilon(module: Any, expected: Mapping[str, ExpectedEpsilon], *, align
         return rebuild_function(read, replacements)
 
     module, changed = rewrite_functions(module, rewrite)
-    record(PassRecord("AlignEpsilon", changed, tuple(decisions), tuple(checks)))
+    summary = f"{len(checks)} epsilons compared, {sum(check.matches for check in checks)} as expected"
+    record(PassRecord("AlignEpsilon", summary, changed, tuple(decisions), tuple(checks)))
     return module
 
 

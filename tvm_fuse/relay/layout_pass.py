@@ -11,15 +11,15 @@ run-time scales such as squeeze-excite gates onto the weights of the next convol
 
 from __future__ import annotations
 
-from typing import Any, Callable
+from typing import Any
 
 from tvm_fuse.core.graph import Node
 from tvm_fuse.relay.base import relay, tvm
-from tvm_fuse.relay.constant_pass import fold_constants
+from tvm_fuse.relay.constant_pass import fold_all_constants, fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.partition_pass import dissolve_groups
 from tvm_fuse.relay.read import ReadFunction
-from tvm_fuse.relay.rewrite import Replacement, rebuild_function
+from tvm_fuse.relay.rewrite import Replacement, rebuild_function, renamed
 
 __all__ = ["DISABLED_PASSES", "PREFIX_PASSES", "decide_layout"]
 
@@ -73,7 +73,7 @@ def decide_layout(module: Any, target: Any) -> Any:
         opt_level=_LAYOUT_OPT_LEVEL, disabled_pass=sorted(disabled), config=dict(current.config.items())
     ):
         module = prefix(module)
-    return _restore_names(fold_constants(module), names)
+    return _restore_names(fold_all_constants(module), names)
 
 
 # --- names -----------------------------------------------------------------------------------
@@ -115,17 +115,7 @@ def _restore_names(module: Any, names: dict[str, list[str]]) -> Any:
                 continue
             for node, name in zip(nodes, names[family]):
                 if name and not node.name:
-                    replacements[node.id] = _with_span(read, node, name)
+                    replacements[node.id] = renamed(read, node, name)
         return rebuild_function(read, replacements)
 
     return rewrite_functions(module, restore)[0]
-
-
-def _with_span(read: ReadFunction, node: Node, name: str) -> Replacement:
-    expr = read.expressions[node.id]
-
-    def construct(new: Callable[[int], Any]) -> Any:
-        span = relay.Span(relay.SourceName(name), 0, 0, 0, 0)
-        return relay.Call(expr.op, [new(source) for source in node.inputs], expr.attrs, None, span)
-
-    return construct

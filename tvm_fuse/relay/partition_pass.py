@@ -51,7 +51,8 @@ def partition_chains(module: Any) -> Any:
         return rebuild_function(read, {group.chain.result: _grouped(read, group) for group in plan.groups})
 
     module, changed = rewrite_functions(dissolve_groups(module), rewrite)
-    record(PassRecord("PartitionChains", changed, tuple(decisions), tuple(groups)))
+    summary = f"{len(groups)} of {len(decisions)} anchors fused with what follows"
+    record(PassRecord("PartitionChains", summary, changed, tuple(decisions), tuple(groups)))
     return module
 
 

@@ -9,10 +9,11 @@ from __future__ import annotations
 from typing import Any, Callable, Mapping
 
 from tvm_fuse.core.errors import InternalError
+from tvm_fuse.core.graph import Node
 from tvm_fuse.relay.base import relay
 from tvm_fuse.relay.read import ReadFunction, children
 
-__all__ = ["Replacement", "rebuild_expression", "rebuild_function"]
+__all__ = ["Replacement", "rebuild_expression", "rebuild_function", "renamed"]
 
 #: Given the new expression of any earlier node (by id), make the new expression of this one.
 Replacement = Callable[[Callable[[int], Any]], Any]
@@ -64,3 +65,14 @@ def rebuild_expression(expr: Any, operands: list[Any]) -> Any:
     if isinstance(expr, relay.Let):
         return relay.Let(expr.var, *operands, expr.span)
     raise InternalError(f"cannot rebuild {type(expr).__name__}")
+
+
+def renamed(read: ReadFunction, node: Node, name: str) -> Replacement:
+    """A replacement of a call by itself, with a span that says where it came from."""
+    expr = read.expressions[node.id]
+
+    def construct(new: Callable[[int], Any]) -> Any:
+        span = relay.Span(relay.SourceName(name), 0, 0, 0, 0)
+        return relay.Call(expr.op, [new(source) for source in node.inputs], expr.attrs, None, span)
+
+    return construct

@@ -50,6 +50,8 @@ $(VENV)/.locked: requirements.lock $(VENV)/.created
 	$(PIP) install --progress-bar off --no-deps --require-hashes --only-binary :all: -r requirements.lock
 	touch $@
 
-$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard native/*) $(VENV)/.locked
+# New modules are found without this; a new package or a change to what is built is not.
+PACKAGES := $(wildcard tvm_fuse/__init__.py tvm_fuse/*/__init__.py schedules/__init__.py)
+$(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard native/*) $(PACKAGES) $(VENV)/.locked
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

@@ -7,6 +7,7 @@ from typing import Any
 from tvm_fuse.core.cpu import detect_cpu
 from tvm_fuse.core.errors import MissingDependency, UsageError
 from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.strategy import TARGET_KEY, register_schedules
 
 __all__ = ["DEFAULT_CUDA_ARCH", "has_cuda_device", "is_cuda", "resolve_target"]
 
@@ -45,7 +46,10 @@ def resolve_target(target: Any = None) -> Any:
 def _complete(text: str) -> str:
     """Fill in what the short forms leave out."""
     if text == "llvm":
-        return f"llvm -mcpu={detect_cpu()}"
+        text = f"llvm -mcpu={detect_cpu()}"
+    if text.split()[:1] == ["llvm"] and "-keys=" not in text:
+        register_schedules()
+        return f"{text} -keys={TARGET_KEY},cpu"
     if text == "cuda":
         return f"cuda -arch={_visible_arch() or DEFAULT_CUDA_ARCH}"
     return text

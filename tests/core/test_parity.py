@@ -115,6 +115,12 @@ def test_integers_and_booleans_must_be_equal(dtype, reference, candidate, failin
     result = row(np.array(reference, dtype), np.array(candidate, dtype))
     assert result.failing == failing
     assert result.tolerance.why == "exact dtype"
+    assert (result.max_abs >= 1) is bool(failing)
+    assert result.needed == (INF if failing else 0.0)
+
+
+def test_a_difference_that_float64_loses_counts_as_one():
+    assert row(np.array([2**60]), np.array([2**60 + 1])).max_abs == 1.0
 
 
 @pytest.mark.parametrize(
@@ -152,8 +158,9 @@ def test_every_output_is_checked():
     assert not report.passed
 
 
-@pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
-def test_default_tolerance_by_dtype(dtype):
+@pytest.mark.parametrize(("dtype", "size"), [("float16", 1e-2), ("float32", 1e-5), ("float64", 1e-5)])
+def test_default_tolerance_by_dtype(dtype, size):
+    assert (TOLERANCES[dtype].atol, TOLERANCES[dtype].rtol) == (size, size)
     assert default_tolerance(dtype) is TOLERANCES[dtype]
     assert row(np.ones(2, dtype), np.ones(2, dtype)).tolerance is TOLERANCES[dtype]
     assert TOLERANCES[dtype].why

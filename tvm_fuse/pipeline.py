@@ -6,9 +6,10 @@ be done in a ``tvm.transform.Sequential`` as well.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable, Mapping
+from typing import Any, Callable
 
 from tvm_fuse import __version__
 from tvm_fuse.core.epsilon import EpsilonCheck, resolve_expected
@@ -73,7 +74,7 @@ class Compiled:
     report: Report
 
 
-def compile(  # noqa: A001 (the public name is tvm_fuse.compile)
+def compile(
     mod: Any, params: Mapping[str, Any] | None = None, target: Any = None, *, options: Options | None = None
 ) -> Compiled:
     """Fold, fuse, build and check a Relay module.
@@ -114,11 +115,18 @@ def compile_model(
     with progress("fusing chains"):
         fused = partition_chains(laid_out)
     records = last_report()
-    with progress("building the fused model"):
-        artifact = build_fused(fused, target)
-    with progress("building the unfused model"):
-        unfused = build_unfused(reference, target)
-    parity, latency, notes = _check(options, target, model, fused, artifact, reference, unfused, progress)
+    pair = _build_pair(reference, fused, target, progress)
+    runnable = pair
+    notes: tuple[str, ...] = ()
+    if is_cuda(target) and not has_cuda_device():
+        notes = (
+            f"{len(pair.fused.cuda_kernels)} CUDA kernels were generated and not run: no GPU is visible",
+        )
+        if options.parity:
+            notes += ("parity was checked with the same fused graph built for this machine's CPU",)
+            runnable = _build_pair(reference, fused, resolve_target("llvm"), progress, "for the CPU")
+        options = replace(options, latency=False)
+    parity, latency = _compare(model, runnable, options, progress) if options.parity else (None, None)
     report = Report(
         tool_version=__version__,
         tvm=f"TVM {find_tvm().version}",
@@ -129,16 +137,17 @@ def compile_model(
         folds=records["FoldBatchNorm"].details,
         not_folded=_declined(records["FoldBatchNorm"].decisions),
         chains=tuple(
-            FusedKernel(group.name, group.anchor_name, group.operators) for group in records["PartitionChains"].details
+            FusedKernel(group.name, group.anchor_name, group.operators)
+            for group in records["PartitionChains"].details
         ),
         not_fused=_declined(records["PartitionChains"].decisions),
-        unfused=Cost(len(unfused.calls), unfused.traffic_bytes),
-        fused=Cost(len(artifact.calls), artifact.traffic_bytes),
+        unfused=Cost(len(pair.unfused.calls), pair.unfused.traffic_bytes),
+        fused=Cost(len(pair.fused.calls), pair.fused.traffic_bytes),
         parity=parity,
         latency=latency,
         notes=notes,
     )
-    return Compiled(fused, artifact.library, artifact.cuda_source, report)
+    return Compiled(fused, pair.fused.library, pair.fused.cuda_source, report)
 
 
 # --- steps -----------------------------------------------------------------------------------
@@ -157,7 +166,9 @@ def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck
     record = last_report()["AlignEpsilon"]
     differing = [decision.reason for decision in _declined(record.decisions)]
     if differing:
-        raise ModelError(_list_reasons("batch norm(s) have another epsilon than expected", differing), _hint(differing))
+        raise ModelError(
+            _list_reasons("batch norm(s) have another epsilon than expected", differing), _hint(differing)
+        )
     if options.align_epsilon:
         _, problems = _read_batch_norms(reference)
     if problems:
@@ -188,7 +199,7 @@ def _refuse_lost(names: tuple[str, ...], source: Mapping[str, Any]) -> None:
     lost = sorted(set(source) - set(names))
     if lost:
         raise ModelError(
-            f"{len(lost)} batch norm(s) of the model file are not in the imported graph: {', '.join(lost[:5])}",
+            f"{len(lost)} batch norm(s) of the model file did not reach the graph: {', '.join(lost[:5])}",
             "the importer changed the model; its epsilon cannot be checked",
         )
 
@@ -207,36 +218,44 @@ def _hint(reasons: list[Any]) -> str:
     return str(reasons[0].hint)
 
 
-def _check(
-    options: Options, target: Any, model: RelayModel, fused: Any, artifact: Artifact, reference: Any, unfused: Artifact,
-    progress: Progress,
-) -> tuple[ParityReport | None, Latency | None, tuple[str, ...]]:  # fmt: skip
-    """Run both models where that is possible; say so where it is not."""
-    notes: list[str] = []
-    if is_cuda(target) and not has_cuda_device():
-        notes.append(f"{len(artifact.cuda_kernels)} CUDA kernels were generated and not run: no GPU is visible")
-        if not options.parity:
-            return None, None, tuple(notes)
-        notes.append("parity was checked with the same fused graph built for this machine's CPU")
-        target = resolve_target("llvm")
-        with progress("building both models for the CPU"):
-            artifact, unfused = build_fused(fused, target), build_unfused(reference, target)
-        options = replace(options, latency=False)
-    if not options.parity:
-        return None, None, tuple(notes)
+@dataclass(frozen=True)
+class _Pair:
+    """Both models, built for one target."""
+
+    target: Any
+    unfused: Artifact
+    fused: Artifact
+
+
+def _build_pair(reference: Any, fused: Any, target: Any, progress: Progress, where: str = "") -> _Pair:
+    with progress(f"building the fused model {where}".rstrip()):
+        fused_artifact = build_fused(fused, target)
+    with progress(f"building the unfused model {where}".rstrip()):
+        return _Pair(target, build_unfused(reference, target), fused_artifact)
+
+
+def _compare(
+    model: RelayModel, pair: _Pair, options: Options, progress: Progress
+) -> tuple[ParityReport, Latency | None]:
+    """Run both models on the same seeded inputs, compare all outputs, and measure when asked to."""
     inputs = make_inputs(model.inputs, options.seed)
     with progress("running both models"):
-        runners = Runner(unfused, target), Runner(artifact, target)
+        runners = Runner(pair.unfused, pair.target), Runner(pair.fused, pair.target)
         want, got = (runner.run(inputs, model.outputs) for runner in runners)
     parity = compare(want, got, tolerance=options.tolerance, seed=options.seed)
     if not options.latency:
-        return parity, None, tuple(notes)
+        return parity, None
     with progress("measuring both models"):
-        latency = Latency(*measure(runners))
-    return parity, latency, tuple(notes)
+        return parity, Latency(*measure(runners))
 
 
 def _summarize_failure(parity: ParityReport) -> str:
-    parts = [f"{row.output}: {row.problem or f'{row.failing} of {row.elements} values'}" for row in parity.rows if not row.passed]
-    parts += [f"{name}: missing" for name in parity.missing] + [f"{name}: unexpected" for name in parity.extra]
+    parts = [
+        f"{row.output}: {row.problem or f'{row.failing} of {row.elements} values'}"
+        for row in parity.rows
+        if not row.passed
+    ]
+    parts += [f"{name}: missing" for name in parity.missing] + [
+        f"{name}: unexpected" for name in parity.extra
+    ]
     return f"the fused model differs from the unfused one: {'; '.join(parts) or 'there is no output'}"

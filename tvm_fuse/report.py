@@ -5,9 +5,10 @@ from __future__ import annotations
 import json
 import statistics
 from collections import Counter
+from collections.abc import Sequence
 from dataclasses import dataclass, fields, is_dataclass
 from enum import Enum
-from typing import Any, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -180,9 +181,14 @@ _ORIGINS = {
 
 def _render_chains(report: Report) -> list[str]:
     total = len(report.chains) + len(report.not_fused)
-    lines = [_headline("Convolutions and dense layers fused with what follows", f"{len(report.chains)} of {total}")]
+    lines = [
+        _headline("Convolutions and dense layers fused with what follows", f"{len(report.chains)} of {total}")
+    ]
     forms = Counter(" + ".join(_words(chain.form)) for chain in report.chains)
-    lines += [f"  {count:3d} x  {form}" for form, count in sorted(forms.items(), key=lambda item: (-item[1], item[0]))]
+    lines += [
+        f"  {count:3d} x  {form}"
+        for form, count in sorted(forms.items(), key=lambda item: (-item[1], item[0]))
+    ]
     return lines + _render_reasons(report.not_fused)
 
 
@@ -218,16 +224,26 @@ def _render_gain(report: Report) -> list[str]:
         ),
     ]
     if report.latency is None:
-        return lines
+        return [*lines, _BASELINE]
     medians = [statistics.median(times) for times in (report.latency.unfused, report.latency.fused)]
     speedup = _quartiles(report.latency.speedups)
     lines.append(
-        _row("latency, median", f"{medians[0] * 1e3:.2f} ms", f"{medians[1] * 1e3:.2f} ms", f"{speedup['median']:.2f} x")
+        _row(
+            "latency, median",
+            f"{medians[0] * 1e3:.2f} ms",
+            f"{medians[1] * 1e3:.2f} ms",
+            f"{speedup['median']:.2f} x",
+        )
     )
     rounds = len(report.latency.fused)
     spread = f"{speedup['quartile_1']:.2f} to {speedup['quartile_3']:.2f}"
     lines.append(f"  (speed-up: median of {rounds} alternating runs, quartiles {spread})")
-    return lines
+    return [*lines, _BASELINE]
+
+
+_BASELINE = (
+    "  (unfused: the imported graph at opt_level 0, nothing folded, each operator a kernel of its own)"
+)
 
 
 def _gain_row(title: str, before: str, after: str, before_value: int, after_value: int) -> str:

@@ -17,7 +17,8 @@ something alone, is in ``tvm_fuse.last_report()``.
 
 from __future__ import annotations
 
-from typing import Any, Mapping
+from collections.abc import Mapping
+from typing import Any
 
 from tvm_fuse.core.epsilon import EpsilonOrigin, ExpectedEpsilon
 from tvm_fuse.relay.base import tvm
@@ -41,7 +42,9 @@ def AlignEpsilon(expected: Mapping[str, Any], *, align: bool = False) -> Any:  #
         A TVM module pass.
     """
     values = {
-        name: value if isinstance(value, ExpectedEpsilon) else ExpectedEpsilon(float(value), EpsilonOrigin.USER)
+        name: value
+        if isinstance(value, ExpectedEpsilon)
+        else ExpectedEpsilon(float(value), EpsilonOrigin.USER)
         for name, value in expected.items()
     }
     return _module_pass("AlignEpsilon", lambda module: align_epsilon(module, values, align=align))

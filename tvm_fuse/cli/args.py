@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import argparse
 import math
+from collections.abc import Iterable
 from pathlib import Path
-from typing import Any, Callable, Iterable
+from typing import Any, Callable
 
 from tvm_fuse import __version__
 from tvm_fuse.core.errors import UsageError
@@ -41,8 +42,12 @@ def _add_run(commands: Any) -> None:
         epilog=_EXIT_CODES,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
-    parser.add_argument("model", type=Path, metavar="MODEL", help="ONNX file, or Relay text (.relay) or JSON (.json)")
-    parser.add_argument("--params", type=Path, metavar="FILE", help="parameters of a Relay module (save_param_dict)")
+    parser.add_argument(
+        "model", type=Path, metavar="MODEL", help="ONNX file, or Relay text (.relay) or JSON (.json)"
+    )
+    parser.add_argument(
+        "--params", type=Path, metavar="FILE", help="parameters of a Relay module (save_param_dict)"
+    )
     parser.add_argument(
         "--shape",
         type=_argument(_parse_shape),
@@ -64,10 +69,18 @@ def _add_run(commands: Any) -> None:
         metavar="NAME=1e-3",
         help="epsilon a batch norm was trained with; NAME may be a pattern such as '*'; may be repeated",
     )
-    parser.add_argument("--align-epsilon", action="store_true", help="use the expected epsilon where the graph's differs")
-    parser.add_argument("--atol", type=_argument(_parse_tolerance), metavar="X", help="absolute tolerance of parity")
-    parser.add_argument("--rtol", type=_argument(_parse_tolerance), metavar="X", help="relative tolerance of parity")
-    parser.add_argument("--seed", type=int, default=0, metavar="N", help="seed of the parity inputs (default: 0)")
+    parser.add_argument(
+        "--align-epsilon", action="store_true", help="use the expected epsilon where the graph's differs"
+    )
+    parser.add_argument(
+        "--atol", type=_argument(_parse_tolerance), metavar="X", help="absolute tolerance of parity"
+    )
+    parser.add_argument(
+        "--rtol", type=_argument(_parse_tolerance), metavar="X", help="relative tolerance of parity"
+    )
+    parser.add_argument(
+        "--seed", type=int, default=0, metavar="N", help="seed of the parity inputs (default: 0)"
+    )
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
     parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
     parser.add_argument(
@@ -82,7 +95,9 @@ def _add_run(commands: Any) -> None:
 
 def _add_doctor(commands: Any) -> None:
     parser = commands.add_parser(
-        "doctor", help="tell what is installed and what is missing", description="Tell what is there and what is missing."
+        "doctor",
+        help="tell what is installed and what is missing",
+        description="Tell what is there and what is missing.",
     )
     parser.set_defaults(run=_lazily("doctor"))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import os
 import sys
 import traceback
-from typing import Sequence
+from collections.abc import Sequence
 
 from tvm_fuse.cli.args import make_parser
 from tvm_fuse.core.errors import InternalError, TvmFuseError

@@ -8,9 +8,10 @@ that it can be compared with what arrives in the graph.
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 import numpy as np
 import onnx
@@ -88,7 +89,7 @@ def read_onnx(path: Path) -> OnnxModel:
     initializers = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_read_input(value) for value in proto.graph.input if value.name not in initializers)
     _refuse_training_mode(path, proto.graph)
-    epsilon = {node.name: _read_epsilon(node) for node in _batch_norms(proto.graph)}
+    epsilon = {node.name: _read_epsilon(node) for node in _batch_norms(_live_nodes(proto.graph))}
     return OnnxModel(path, proto, opset, inputs, tuple(value.name for value in proto.graph.output), epsilon)
 
 
@@ -135,8 +136,30 @@ def _name_nodes(graph: Any) -> None:
         used.add(node.name)
 
 
-def _batch_norms(graph: Any) -> list[Any]:
-    return [node for node in graph.node if node.op_type == "BatchNormalization" and node.domain in _DEFAULT_DOMAINS]
+def _live_nodes(graph: Any) -> list[Any]:
+    """The nodes that an output depends on; an importer drops the others."""
+    needed = {value.name for value in graph.output}
+    live = []
+    for node in reversed(graph.node):  # ONNX lists nodes in topological order
+        if needed.intersection(node.output):
+            live.append(node)
+            needed.update(
+                node.input, *(_outer_names(entry.g) for entry in node.attribute if entry.HasField("g"))
+            )
+    return live[::-1]
+
+
+def _outer_names(graph: Any) -> set[str]:
+    """Names that a subgraph (a branch or a loop body) may take from outside."""
+    names = {name for node in graph.node for name in node.input}
+    nested = (entry.g for node in graph.node for entry in node.attribute if entry.HasField("g"))
+    return names.union({value.name for value in graph.output}, *map(_outer_names, nested))
+
+
+def _batch_norms(nodes: Iterable[Any]) -> list[Any]:
+    return [
+        node for node in nodes if node.op_type == "BatchNormalization" and node.domain in _DEFAULT_DOMAINS
+    ]
 
 
 def _attribute(node: Any, name: str) -> Any:
@@ -152,14 +175,20 @@ def _read_epsilon(node: Any) -> ExpectedEpsilon:
 
 def _refuse_training_mode(path: Path, graph: Any) -> None:
     hint = "export the model in inference mode (PyTorch: model.eval() before torch.onnx.export)"
-    for node in _batch_norms(graph):
+    for node in _batch_norms(graph.node):
         if any(not name for name in node.input):
-            raise ModelError(f"{path}: BatchNormalization {node.name!r} lacks an input: {list(node.input)}", hint)
+            raise ModelError(
+                f"{path}: BatchNormalization {node.name!r} lacks an input: {list(node.input)}", hint
+            )
         if _attribute(node, "training_mode") or len([name for name in node.output if name]) > 1:
             raise ModelError(f"{path}: BatchNormalization {node.name!r} is in training mode", hint)
         if _attribute(node, "spatial") == 0:
-            raise ModelError(f"{path}: BatchNormalization {node.name!r} has spatial=0, which is not supported", hint)
-    constants = {tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.dims}
+            raise ModelError(
+                f"{path}: BatchNormalization {node.name!r} has spatial=0, which is not supported", hint
+            )
+    constants = {
+        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.dims
+    }
     for node in graph.node:
         if node.op_type == "Dropout" and len(node.input) > 2 and bool(constants.get(node.input[2], False)):
             raise ModelError(f"{path}: Dropout {node.name!r} is in training mode", hint)
@@ -177,7 +206,9 @@ def _read_input(value: Any) -> TensorSpec:
     return TensorSpec(value.name, tuple(dims), dtype)
 
 
-def fix_shapes(inputs: tuple[TensorSpec, ...], shapes: Mapping[str, tuple[int, ...]]) -> tuple[TensorSpec, ...]:
+def fix_shapes(
+    inputs: tuple[TensorSpec, ...], shapes: Mapping[str, tuple[int, ...]]
+) -> tuple[TensorSpec, ...]:
     """Replace symbolic dimensions by the user's numbers.
 
     Args:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import json
 import re
 import time
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
-from typing import Any, Iterator, Mapping, Sequence
+from typing import Any
 
 import numpy as np
 
@@ -106,15 +107,18 @@ def build_unfused(module: Any, target: Any) -> Artifact:
 
 def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) -> Artifact:
     try:
-        with _cuda_without_compiler(target), tvm.transform.PassContext(
-            opt_level=opt_level, disabled_pass=list(disabled), config=_CONFIG
+        with (
+            _cuda_without_compiler(target),
+            tvm.transform.PassContext(opt_level=opt_level, disabled_pass=list(disabled), config=_CONFIG),
         ):
             library = relay.build(module, target=target)
     except tvm.TVMError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ToolFailed(f"relay.build failed for {target}: {lines[-1] if lines else error}") from error
     source = _cuda_source(library) if is_cuda(target) else ""
-    return Artifact(library, _read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source)))
+    return Artifact(
+        library, _read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source))
+    )
 
 
 @contextmanager
@@ -135,7 +139,9 @@ def _cuda_without_compiler(target: Any) -> Iterator[None]:
 
 
 def _cuda_source(library: Any) -> str:
-    return "\n".join(str(part.get_source()) for part in library.get_lib().imported_modules if part.type_key == "cuda")
+    return "\n".join(
+        str(part.get_source()) for part in library.get_lib().imported_modules if part.type_key == "cuda"
+    )
 
 
 def _read_calls(graph_json: str) -> tuple[KernelCall, ...]:
@@ -216,7 +222,9 @@ class Runner:
         return time.perf_counter() - start
 
 
-def measure(runners: Sequence[Runner], *, budget_s: float = 4.0, most: int = 50) -> tuple[tuple[float, ...], ...]:
+def measure(
+    runners: Sequence[Runner], *, budget_s: float = 4.0, most: int = 50
+) -> tuple[tuple[float, ...], ...]:
     """Time several models in turn, so that a noisy neighbour disturbs all alike.
 
     Args:

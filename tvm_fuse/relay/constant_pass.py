@@ -8,7 +8,8 @@ pass is needed only when an operator on constants is left that is not in the tab
 
 from __future__ import annotations
 
-from typing import Any, Callable, Sequence
+from collections.abc import Sequence
+from typing import Any, Callable
 
 import numpy as np
 

@@ -13,7 +13,8 @@ SimplifyInference, which dissolves ``nn.batch_norm``.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 import numpy as np
 
@@ -68,8 +69,7 @@ def fold_batch_norms(module: Any) -> Any:
 
 
 def _name_batch_norms(module: Any) -> Any:
-    """Write the names that ``read_function`` makes up into the graph, so that folding one batch
-    norm does not rename the others."""
+    """Write the names that ``read_function`` makes up into the graph, so that folding keeps them."""
 
     def rewrite(read: ReadFunction) -> Any:
         unnamed = [n for n in read.graph.of_kind(Kind.BATCH_NORM) if not source_name(read.expressions[n.id])]
@@ -161,7 +161,7 @@ def _with_epsilon(read: ReadFunction, node: Node, epsilon: float) -> Replacement
     expr = read.expressions[node.id]
 
     def construct(new: Callable[[int], Any]) -> Any:
-        attrs = {key: expr.attrs[key] for key in expr.attrs.keys()}
+        attrs = {str(key): expr.attrs[key] for key in expr.attrs.keys()}
         attrs = tvm.ir.make_node("relay.attrs.BatchNormAttrs", **{**attrs, "epsilon": epsilon})
         return relay.Call(expr.op, [new(source) for source in node.inputs], attrs, None, expr.span)
 

@@ -69,8 +69,11 @@ def decide_layout(module: Any, target: Any) -> Any:
     disabled = {str(name) for name in current.disabled_pass} | {*DISABLED_PASSES, "FoldConstant"}
     prefix = tvm.get_global_func("relay.backend.GetPassPrefixSeq")(True, False)
     names = _collect_names(module)
-    with target, tvm.transform.PassContext(
-        opt_level=_LAYOUT_OPT_LEVEL, disabled_pass=sorted(disabled), config=dict(current.config.items())
+    with (
+        target,
+        tvm.transform.PassContext(
+            opt_level=_LAYOUT_OPT_LEVEL, disabled_pass=sorted(disabled), config=dict(current.config.items())
+        ),
     ):
         module = prefix(module)
     return _restore_names(fold_all_constants(module), names)

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Mapping
+from typing import Any
 
 from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
@@ -33,7 +34,9 @@ class RelayModel:
     epsilon: Mapping[str, ExpectedEpsilon]
 
 
-def load_model(path: Path, *, shapes: Mapping[str, tuple[int, ...]], params: Path | None = None) -> RelayModel:
+def load_model(
+    path: Path, *, shapes: Mapping[str, tuple[int, ...]], params: Path | None = None
+) -> RelayModel:
     """Read a model file.
 
     Args:
@@ -68,7 +71,9 @@ def _import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> RelayMode
             freeze_params=True,
         )
     except tvm.error.OpNotImplemented as error:
-        raise ModelError(f"{path}: {_last_line(error)}", "TVM's ONNX importer does not know the operator") from error
+        raise ModelError(
+            f"{path}: {_last_line(error)}", "TVM's ONNX importer does not know the operator"
+        ) from error
     except Exception as error:  # the importer raises whatever its converters run into
         raise ModelError(f"{path}: TVM cannot import the model: {_last_line(error)}") from error
     return _finish(path.stem, module, params, source.outputs, source.epsilon)
@@ -87,7 +92,9 @@ def _load_relay(path: Path, params: Path | None) -> RelayModel:
     return model_from_module(module, values, name=path.stem)
 
 
-def model_from_module(module: Any, params: Mapping[str, Any] | None = None, *, name: str = "model") -> RelayModel:
+def model_from_module(
+    module: Any, params: Mapping[str, Any] | None = None, *, name: str = "model"
+) -> RelayModel:
     """A model from a Relay module in memory.
 
     Args:
@@ -119,7 +126,9 @@ def _finish(
     known = {str(param.name_hint) for param in module["main"].params}
     for param in params:
         if param not in known:
-            raise UsageError(f"parameter {param!r} is not an input of main", f"main has: {', '.join(sorted(known))}")
+            raise UsageError(
+                f"parameter {param!r} is not an input of main", f"main has: {', '.join(sorted(known))}"
+            )
     if params:
         module = tvm.IRModule(module.functions, module.type_definitions)
         module["main"] = relay.build_module.bind_params_by_name(module["main"], dict(params))

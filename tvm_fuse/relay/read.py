@@ -212,7 +212,10 @@ _READ_ATTRS: dict[str, tuple[Kind, Callable[[Any], Any]]] = {
     "nn.dense": (Kind.DENSE, lambda call: DenseAttrs("OI")),
     "nn.contrib_dense_pack": (Kind.DENSE, lambda call: DenseAttrs(str(call.attrs.weight_layout))),
     "nn.batch_norm": (Kind.BATCH_NORM, _read_batch_norm),
-    "nn.bias_add": (Kind.BIAS_ADD, lambda call: BiasAddAttrs(_positive_axis(int(call.attrs.axis), call.args[0]))),
+    "nn.bias_add": (
+        Kind.BIAS_ADD,
+        lambda call: BiasAddAttrs(_positive_axis(int(call.attrs.axis), call.args[0])),
+    ),
     "clip": (Kind.CLIP, lambda call: ClipAttrs(float(call.attrs.a_min), float(call.attrs.a_max))),
     "nn.leaky_relu": (Kind.LEAKY_RELU, lambda call: LeakyReluAttrs(float(call.attrs.alpha))),
 }

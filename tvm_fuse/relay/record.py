@@ -46,7 +46,9 @@ class PassReport:
         for item in self.records:
             if item.name == name:
                 return item
-        raise KeyError(f"{name} has not run on this thread; ran: {', '.join(r.name for r in self.records) or 'none'}")
+        raise KeyError(
+            f"{name} has not run on this thread; ran: {', '.join(r.name for r in self.records) or 'none'}"
+        )
 
     def __str__(self) -> str:
         return "\n".join(str(item) for item in self.records)

@@ -6,7 +6,8 @@ identity (and its checked type), what lies above a change is rebuilt.
 
 from __future__ import annotations
 
-from typing import Any, Callable, Mapping
+from collections.abc import Mapping
+from typing import Any, Callable
 
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import Node
@@ -45,7 +46,9 @@ def rebuild_function(read: ReadFunction, replacements: Mapping[int, Replacement]
         new_body = relay.Tuple([rebuilt[source] for source in read.graph.outputs])
     else:
         new_body = rebuilt[read.graph.outputs[0]]
-    return relay.Function(function.params, new_body, None, function.type_params, function.attrs, function.span)
+    return relay.Function(
+        function.params, new_body, None, function.type_params, function.attrs, function.span
+    )
 
 
 def rebuild_expression(expr: Any, operands: list[Any]) -> Any:

@@ -15,7 +15,7 @@ TARGET_KEY = "tvm_fuse"
 _GLOBAL_POOLS = ("nn.global_avg_pool2d", "nn.global_max_pool2d")
 
 
-@functools.lru_cache(maxsize=None)
+@functools.cache
 def register_schedules() -> None:
     """Register every schedule once; what a schedule does not fit goes to TVM's own."""
     for name in _GLOBAL_POOLS:

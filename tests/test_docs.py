@@ -1,0 +1,83 @@
+"""The documents are inputs of tests: links lead somewhere, options exist, code and commands run."""
+
+from __future__ import annotations
+
+import re
+import shlex
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from tvm_fuse.cli.args import make_parser
+
+ROOT = Path(__file__).resolve().parents[1]
+PAGES = sorted(
+    [*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"), *ROOT.glob("examples/*.md"), *ROOT.glob("benchmarks/*.md")]
+)
+README = ROOT / "README.md"
+
+
+def blocks(page, language):
+    return re.findall(rf"^```{language}\n(.*?)^```", page.read_text(encoding="utf-8"), re.M | re.S)
+
+
+def commands():
+    """Every line of a bash block, once."""
+    lines = [line for page in PAGES for block in blocks(page, "bash") for line in block.splitlines()]
+    return list(dict.fromkeys(line for line in lines if line.strip()))
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: str(page.relative_to(ROOT)))
+def test_links_lead_somewhere(page):
+    for target in re.findall(r"\]\(([^)#]+)", page.read_text(encoding="utf-8")):
+        assert "://" in target or (page.parent / target).exists(), target
+
+
+def test_readme_lists_the_options_of_run():
+    with pytest.raises(SystemExit):
+        make_parser().parse_args(["run", "-h"])
+    run = next(iter(make_parser()._subparsers._group_actions)).choices["run"]
+    options = {name for action in run._actions for name in action.option_strings if name.startswith("--")}
+    documented = set(re.findall(r"`(--[a-z-]+)", README.read_text(encoding="utf-8")))
+    assert options - {"--help"} == documented - {"--image", "--require"}
+
+
+def test_every_command_starts_with_a_known_program():
+    assert {shlex.split(line)[0] for line in commands()} == {"python", "tvm-fuse"}
+
+
+@pytest.mark.relay
+@pytest.mark.cuda_codegen
+@pytest.mark.slow
+def test_commands_run(tmp_path):
+    """In order, in one folder: later lines use what earlier ones wrote."""
+    shutil.copytree(ROOT / "examples", tmp_path / "examples")
+    (tmp_path / "benchmarks").symlink_to(ROOT / "benchmarks")
+    for line in commands():
+        program, *arguments = shlex.split(line)
+        start = [sys.executable] if program == "python" else [sys.executable, "-m", "tvm_fuse.cli"]
+        done = subprocess.run([*start, *arguments], cwd=tmp_path, capture_output=True, text=True, check=False)
+        assert done.returncode == 0, f"{line}\n{done.stdout}\n{done.stderr}"
+
+
+@pytest.mark.relay
+@pytest.mark.parametrize("code", blocks(README, "python"), ids=["passes"])
+def test_readme_code_runs(code, tmp_path):
+    (tmp_path / "code.py").write_text(code, encoding="utf-8")
+    done = subprocess.run(
+        [sys.executable, "code.py"], cwd=tmp_path, capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.rstrip().endswith("True")
+
+
+@pytest.mark.relay
+def test_the_example_of_the_passes_runs():
+    done = subprocess.run(
+        [sys.executable, ROOT / "examples" / "passes.py"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
+    assert "1 of 1 batch norms folded" in done.stdout

@@ -23,7 +23,16 @@ from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
 from tvm_fuse.relay.target import has_cuda_device, is_cuda
 
-__all__ = ["Artifact", "KernelCall", "Runner", "build_fused", "build_unfused", "make_inputs", "measure"]
+__all__ = [
+    "Artifact",
+    "KernelCall",
+    "Runner",
+    "build_fused",
+    "build_unfused",
+    "make_inputs",
+    "measure",
+    "read_calls",
+]
 
 #: opt_level of the fused build. Layout and folding are done by then; FuseOps runs at any level.
 _FUSED_OPT_LEVEL = 3
@@ -117,7 +126,7 @@ def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) ->
         raise ToolFailed(f"relay.build failed for {target}: {lines[-1] if lines else error}") from error
     source = _cuda_source(library) if is_cuda(target) else ""
     return Artifact(
-        library, _read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source))
+        library, read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source))
     )
 
 
@@ -144,7 +153,7 @@ def _cuda_source(library: Any) -> str:
     )
 
 
-def _read_calls(graph_json: str) -> tuple[KernelCall, ...]:
+def read_calls(graph_json: str) -> tuple[KernelCall, ...]:
     """The kernel calls of a graph executor's graph, which lists shape and dtype of every entry."""
     graph = json.loads(graph_json)
     rows, attrs = graph["node_row_ptr"], graph["attrs"]

@@ -15,6 +15,8 @@ from tvm_fuse.core.errors import MissingDependency
 from tvm_fuse.doctor import count_gpus
 from tvm_fuse.relay.compat import load_tvm
 
+pytest_plugins = ["tests.support.golden"]
+
 GROUPS = ("relay", "cuda_codegen", "gpu", "slow")
 COLLECTED: pytest.StashKey[Counter] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[dict] = pytest.StashKey()

@@ -14,12 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from pathlib import Path
 
+from tvm_fuse.core.cpu import detect_cpu
 from tvm_fuse.core.errors import MissingDependency
 from tvm_fuse.relay import compat
 
 __all__ = ["Check", "Status", "count_gpus", "diagnose", "render"]
-
-_ISA_FLAGS = ("avx", "avx2", "fma", "avx512f", "avx512_vnni", "amx_tile")
 
 
 class Status(str, Enum):
@@ -111,12 +110,10 @@ def _check_cpu() -> Check:
     file = Path("/proc/cpuinfo")
     text = file.read_text() if file.is_file() else ""
     model = re.search(r"^model name\s*:\s*(.+)$", text, re.M)
-    flags = re.search(r"^flags\s*:\s*(.+)$", text, re.M)
-    present = set(flags.group(1).split()) if flags else set()
     usable = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
     name = model.group(1) if model else platform.processor() or "unknown model"
-    isa = " ".join(flag for flag in _ISA_FLAGS if flag in present) or "no AVX"
-    return Check("CPU", Status.OK, f"{name}, {usable} usable, {isa}", "CPU builds and tuning")
+    found = f"{name}, {usable} usable; code is generated for {detect_cpu()}"
+    return Check("CPU", Status.OK, found, "CPU builds and tuning")
 
 
 def _check_package(name: str, absent: Status, purpose: str, advice: str) -> Check:

@@ -12,12 +12,12 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from tvm_fuse import __version__
-from tvm_fuse.core.epsilon import EpsilonCheck, resolve_expected
-from tvm_fuse.core.errors import ModelError, ParityFailed
+from tvm_fuse.core.epsilon import EpsilonCheck
+from tvm_fuse.core.errors import ParityFailed
 from tvm_fuse.core.fold import audit_statistics, read_batch_norm
 from tvm_fuse.core.graph import Kind
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
-from tvm_fuse.core.reason import Decision, Reason
+from tvm_fuse.core.reason import Decision, Reason, refusal
 from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, make_inputs, measure
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
@@ -159,63 +159,25 @@ def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck
     Returns:
         The reference module (with epsilons aligned, when that was asked for) and the checks.
     """
-    names, problems = _read_batch_norms(model.module)
-    expected = resolve_expected(names, model.epsilon, options.epsilon)
-    _refuse_lost(names, model.epsilon)
-    reference = align_epsilon(model.module, expected, align=options.align_epsilon)
-    record = last_report()["AlignEpsilon"]
-    differing = [decision.reason for decision in _declined(record.decisions)]
-    if differing:
-        raise ModelError(
-            _list_reasons("batch norm(s) have another epsilon than expected", differing), _hint(differing)
-        )
-    if options.align_epsilon:
-        _, problems = _read_batch_norms(reference)
-    if problems:
-        raise ModelError(_list_reasons("batch norm(s) cannot be right", problems), _hint(problems))
-    return reference, record.details
-
-
-def _read_batch_norms(module: Any) -> tuple[tuple[str, ...], list[Reason]]:
-    """Names of all batch norms, and what is wrong with their constant statistics."""
-    names: list[str] = []
+    reference = align_epsilon(model.module, model.epsilon, options.epsilon, align=options.align_epsilon)
     problems: list[Reason] = []
 
-    def collect(read: ReadFunction) -> Any:
+    def audit(read: ReadFunction) -> Any:
         for node in read.graph.of_kind(Kind.BATCH_NORM):
-            names.append(str(node))
             bn = read_batch_norm(read.graph, node)
             problem = None if isinstance(bn, Reason) else audit_statistics(bn)
             if problem is not None:
                 problems.append(problem)
         return read.function
 
-    rewrite_functions(module, collect)
-    return tuple(names), problems
-
-
-def _refuse_lost(names: tuple[str, ...], source: Mapping[str, Any]) -> None:
-    """Every batch norm of the source must still be there, under its name, to be compared."""
-    lost = sorted(set(source) - set(names))
-    if lost:
-        raise ModelError(
-            f"{len(lost)} batch norm(s) of the model file did not reach the graph: {', '.join(lost[:5])}",
-            "the importer changed the model; its epsilon cannot be checked",
-        )
+    rewrite_functions(reference, audit)
+    if problems:
+        raise refusal("batch norm(s) cannot be right", problems)
+    return reference, last_report()["AlignEpsilon"].details
 
 
 def _declined(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
     return tuple(decision for decision in decisions if not decision.applied)
-
-
-def _list_reasons(title: str, reasons: list[Any]) -> str:
-    shown = "\n".join(f"  {reason}" for reason in reasons[:10])
-    more = f"\n  and {len(reasons) - 10} more" if len(reasons) > 10 else ""
-    return f"{len(reasons)} {title}:\n{shown}{more}"
-
-
-def _hint(reasons: list[Any]) -> str:
-    return str(reasons[0].hint)
 
 
 @dataclass(frozen=True)

@@ -20,7 +20,6 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from tvm_fuse.core.epsilon import EpsilonOrigin, ExpectedEpsilon
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
 from tvm_fuse.relay.layout_pass import decide_layout
@@ -30,24 +29,19 @@ from tvm_fuse.relay.target import resolve_target
 __all__ = ["AlignEpsilon", "DecideLayout", "FoldBatchNorm", "FuseChains", "PartitionChains"]
 
 
-def AlignEpsilon(expected: Mapping[str, Any], *, align: bool = False) -> Any:  # noqa: N802
+def AlignEpsilon(epsilon: Mapping[str, float], *, align: bool = False) -> Any:  # noqa: N802
     """Compare every batch norm's epsilon with the value the model was trained with.
 
     Args:
-        expected: Name of the batch norm -> its epsilon (a number, or an ``ExpectedEpsilon``).
-        align: Replace an epsilon that differs; otherwise it is only recorded, with code
-            ``bn-epsilon-mismatch``.
+        epsilon: Name of the batch norm, or a glob pattern such as ``"*"`` -> its epsilon. A batch
+            norm without a source name is called ``batch_norm_0``, ``batch_norm_1``, ...
+        align: Replace an epsilon that differs; otherwise the pass fails with ``ModelError``.
 
     Returns:
         A TVM module pass.
     """
-    values = {
-        name: value
-        if isinstance(value, ExpectedEpsilon)
-        else ExpectedEpsilon(float(value), EpsilonOrigin.USER)
-        for name, value in expected.items()
-    }
-    return _module_pass("AlignEpsilon", lambda module: align_epsilon(module, values, align=align))
+    values = {name: float(value) for name, value in epsilon.items()}
+    return _module_pass("AlignEpsilon", lambda module: align_epsilon(module, {}, values, align=align))
 
 
 def FoldBatchNorm() -> Any:  # noqa: N802

@@ -7,11 +7,13 @@ scripts compare codes, never sentences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-__all__ = ["HINTS", "Code", "Decision", "Ledger", "Reason", "Stage", "applied", "declined"]
+from tvm_fuse.core.errors import ModelError
+
+__all__ = ["HINTS", "Code", "Decision", "Ledger", "Reason", "Stage", "applied", "declined", "refusal"]
 
 
 class Code(str, Enum):
@@ -70,6 +72,10 @@ HINTS = {
 }
 
 
+#: How many reasons one error lists.
+_MOST_LISTED = 10
+
+
 class Stage(str, Enum):
     """How far a rule came."""
 
@@ -124,6 +130,21 @@ def applied(rule: str, at: str, detail: str) -> Decision:
 def declined(rule: str, at: str, reason: Reason) -> Decision:
     """A rule that left a node alone, and why."""
     return Decision(rule, at, Stage.DECLINED, reason)
+
+
+def refusal(title: str, reasons: Sequence[Reason]) -> ModelError:
+    """The error for reasons that forbid to go on.
+
+    Args:
+        title: What the reasons have in common, such as ``batch norms cannot be right``.
+        reasons: At least one.
+
+    Returns:
+        An error that lists the first ten, with the hint of the first.
+    """
+    shown = "".join(f"\n  {reason}" for reason in reasons[:_MOST_LISTED])
+    more = f"\n  and {len(reasons) - _MOST_LISTED} more" if len(reasons) > _MOST_LISTED else ""
+    return ModelError(f"{len(reasons)} {title}:{shown}{more}", reasons[0].hint)
 
 
 class Ledger:

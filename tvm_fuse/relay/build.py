@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from tvm_fuse.core.errors import ToolFailed
+from tvm_fuse.core.errors import MissingDependency, ToolFailed
 from tvm_fuse.onnx.read import TensorSpec
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
@@ -121,6 +121,11 @@ def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) ->
             tvm.transform.PassContext(opt_level=opt_level, disabled_pass=list(disabled), config=_CONFIG),
         ):
             library = relay.build(module, target=target)
+    except FileNotFoundError as error:  # from TVM's call of nvcc, where a GPU is visible
+        raise MissingDependency(
+            f"TVM cannot compile for {target}: {error}",
+            "install the CUDA toolkit, or run on a machine without a GPU",
+        ) from error
     except tvm.TVMError as error:
         lines = [line.strip() for line in str(error).splitlines() if line.strip()]
         raise ToolFailed(f"relay.build failed for {target}: {lines[-1] if lines else error}") from error

@@ -18,11 +18,12 @@ from typing import Any, Callable
 
 import numpy as np
 
-from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon
+from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon, resolve_expected
+from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.fold import FoldRecord, plan_folds
 from tvm_fuse.core.graph import Conv2dAttrs, Kind, Node
 from tvm_fuse.core.layout import spread
-from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined, refusal
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
@@ -117,18 +118,34 @@ def _bias_like_output(anchor: Node, bias: np.ndarray) -> np.ndarray:
 # --- epsilon ---------------------------------------------------------------------------------
 
 
-def align_epsilon(module: Any, expected: Mapping[str, ExpectedEpsilon], *, align: bool) -> Any:
-    """Compare each batch norm's epsilon with the expected one, and correct it when told to.
+def align_epsilon(
+    module: Any, source: Mapping[str, ExpectedEpsilon], user: Mapping[str, float], *, align: bool
+) -> Any:
+    """Compare each batch norm's epsilon with the expected one; correct it when told to, else fail.
 
     Args:
         module: A Relay module.
-        expected: Name of the batch norm -> what its epsilon should be.
+        source: Name of each batch norm of the model file -> its epsilon there; may be empty.
+        user: Name or glob pattern -> the epsilon that the user says the model was trained with.
         align: Whether the expected value replaces a different one.
 
     Returns:
         The type-inferred module; ``last_report()["AlignEpsilon"]`` tells what was found.
+
+    Raises:
+        ModelError: An epsilon differs and ``align`` is False, or a batch norm of the source is
+            not in the module.
+        UsageError: A name or pattern of the user fits no batch norm.
     """
     module = _name_batch_norms(module)
+    names = _batch_norm_names(module)
+    lost = sorted(set(source) - set(names))
+    if lost:
+        raise ModelError(
+            f"{len(lost)} batch norm(s) of the model file did not reach the graph: {', '.join(lost[:5])}",
+            "the importer changed the model; its epsilon cannot be checked",
+        )
+    expected = resolve_expected(names, source, user)
     checks: list[EpsilonCheck] = []
     decisions: list[Decision] = []
 
@@ -139,7 +156,7 @@ def align_epsilon(module: Any, expected: Mapping[str, ExpectedEpsilon], *, align
             checks.append(check)
             if check.matches:
                 continue
-            if check.used == check.in_graph:
+            if not align:
                 decisions.append(declined("align-epsilon", str(node), _mismatch(check)))
                 continue
             decisions.append(applied("align-epsilon", str(node), f"{check.in_graph:.9g} -> {check.used:.9g}"))
@@ -149,7 +166,21 @@ def align_epsilon(module: Any, expected: Mapping[str, ExpectedEpsilon], *, align
     module, changed = rewrite_functions(module, rewrite)
     summary = f"{len(checks)} epsilons compared, {sum(check.matches for check in checks)} as expected"
     record(PassRecord("AlignEpsilon", summary, changed, tuple(decisions), tuple(checks)))
+    differing = [decision.reason for decision in decisions if decision.reason is not None]
+    if differing:
+        raise refusal("batch norm(s) have another epsilon than expected", differing)
     return module
+
+
+def _batch_norm_names(module: Any) -> tuple[str, ...]:
+    names: list[str] = []
+
+    def collect(read: ReadFunction) -> Any:
+        names.extend(str(node) for node in read.graph.of_kind(Kind.BATCH_NORM))
+        return read.function
+
+    rewrite_functions(module, collect)
+    return tuple(names)
 
 
 def _mismatch(check: EpsilonCheck) -> Reason:

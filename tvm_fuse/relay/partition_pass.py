@@ -11,6 +11,10 @@ Weights and biases enter as arguments (a constant inside a CUDA kernel would bec
 pointer); only scalars stay inside. Parameters are named p0, p1, ... because AutoScheduler's task
 keys hash the names. ``PartitionedFromPattern`` keeps TVM's own partitioner out.
 
+A multiply in a chain reads its value through a ``copy``, which costs nothing in a kernel: TVM's
+FoldScaleAxis also works inside primitive functions, and would scale the weights there at every
+inference (for CUDA it makes kernels that do not verify). ``dissolve_groups`` drops the copies.
+
 Partitioning a module again first dissolves the groups made before, so the pass is idempotent
 and can run again after a layout change.
 """
@@ -24,7 +28,7 @@ from tvm_fuse.core.plan import FusionGroup, plan_chains
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.functions import rewrite_functions
-from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name
+from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name, read_function
 from tvm_fuse.relay.record import PassRecord, record
 from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
 
@@ -73,9 +77,19 @@ def dissolve_groups(module: Any) -> Any:
 def _dissolved(function: Any, inputs: tuple[int, ...]) -> Replacement:
     def construct(new: Callable[[int], Any]) -> Any:
         arguments = [new(source) for source in inputs]
-        return relay.bind(function.body, dict(zip(function.params, arguments)))
+        return relay.bind(_without_copies(function).body, dict(zip(function.params, arguments)))
 
     return construct
+
+
+def _without_copies(function: Any) -> Any:
+    read = read_function(function)
+    copies = (node for node in read.graph.of_kind(Kind.ELEMENTWISE) if node.op == "copy")
+    return rebuild_function(read, {node.id: _same_as(node.inputs[0]) for node in copies})
+
+
+def _same_as(source: int) -> Replacement:
+    return lambda new: new(source)
 
 
 def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
@@ -102,12 +116,22 @@ def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[i
                 param = relay.Var(f"p{len(params)}", read.expressions[source].checked_type)
                 inside[source] = params[source] = param
         operands = [inside[source] for source in read.graph.nodes[node].inputs]
+        if read.graph.nodes[node].kind is Kind.MULTIPLY and _takes_scale(
+            read.expressions[group.chain.anchor]
+        ):
+            operands = [relay.copy(operand) if _takes_scale(operand) else operand for operand in operands]
         inside[node] = rebuild_expression(read.expressions[node], operands)
     function = relay.Function(list(params.values()), inside[group.chain.result])
     function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
     function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
     function = function.with_attr("PartitionedFromPattern", "_".join(group.operators) + "_")
     return function, tuple(params)
+
+
+def _takes_scale(expr: Any) -> bool:
+    """Whether FoldScaleAxis would move a multiply from behind this operator to before it."""
+    is_operator = isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op)
+    return is_operator and expr.op.get_attr("FScaleAxisBackwardPrep") is not None
 
 
 def _is_scalar(read: ReadFunction, node: int) -> bool:

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
-from tvm_fuse.core.chain import StepKind, grow_chain
+from tvm_fuse.core.chain import MOST_OPERATORS, StepKind, grow_chain
 from tvm_fuse.core.graph import TensorInfo
 from tvm_fuse.core.reason import Code
 
@@ -330,3 +330,25 @@ def test_b106_other_combinations_are_no_residual(op):
     other = g.input("r", (1, C, 4, 4))
     root = g.multiply(conv, other) if op == "multiply" else g.elementwise(op, conv, other)
     assert grown(g, conv, g.relu(root)).epilogue == ("elementwise", "relu")
+
+
+@pytest.mark.parametrize("operators", [MOST_OPERATORS, MOST_OPERATORS + 1])
+def test_a_long_chain_is_cut(operators):
+    g, y = start()
+    anchor = y
+    for _ in range(operators - 1):
+        y = g.tanh(y)
+    chain = grown(g, anchor, y)
+    assert len(chain.nodes) == MOST_OPERATORS
+    assert chain.end.code is (Code.RESULT_RETURNED if operators == MOST_OPERATORS else Code.CHAIN_TOO_LONG)
+
+
+def test_a_diamond_too_large_for_the_rest_of_the_chain_stays_out():
+    g, y = start()
+    anchor = y
+    for _ in range(MOST_OPERATORS):
+        y = g.multiply(y, g.sigmoid(y))
+    chain = grown(g, anchor, y)
+    assert chain.end.code is Code.CHAIN_TOO_LONG
+    assert set(chain.epilogue) == {"silu"}
+    assert len(chain.nodes) <= MOST_OPERATORS

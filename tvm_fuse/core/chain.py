@@ -24,7 +24,11 @@ from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, Conv2dAttrs, Di
 from tvm_fuse.core.layout import axis_index, channel_vector_shape
 from tvm_fuse.core.reason import Code, Reason
 
-__all__ = ["Chain", "Step", "StepKind", "grow_chain"]
+__all__ = ["MOST_OPERATORS", "Chain", "Step", "StepKind", "grow_chain"]
+
+#: Operators of one chain. Real ones have less than ten. TVM inlines a diamond once for each of its
+#: readers, so the size of the code doubles with every nested one: a dozen take minutes to compile.
+MOST_OPERATORS = 16
 
 
 class StepKind(str, Enum):
@@ -87,7 +91,11 @@ def grow_chain(graph: Graph, anchor: int, taken: Collection[int] = ()) -> Chain:
     """
     steps: list[Step] = []
     while True:
-        step = _next_step(graph, anchor, steps[-1].result if steps else anchor, taken)
+        value = steps[-1].result if steps else anchor
+        step = _next_step(graph, anchor, value, taken)
+        if not isinstance(step, Reason):
+            operators = 1 + sum(len(earlier.nodes) for earlier in steps) + len(step.nodes)
+            step = _check_length(graph, step, operators) or step
         if isinstance(step, Reason):
             return Chain(anchor, tuple(steps), step)
         steps.append(step)
@@ -194,6 +202,13 @@ def _check_shape(graph: Graph, node: int, shape: tuple[Dim, ...]) -> Reason | No
         return None
     wanted = "x".join(str(dim) for dim in shape)
     return Reason(Code.RESULT_SHAPE_CHANGES, str(graph.nodes[node]), wanted, str(got))
+
+
+def _check_length(graph: Graph, step: Step, operators: int) -> Reason | None:
+    if operators <= MOST_OPERATORS:
+        return None
+    at = str(graph.nodes[step.nodes[0]])
+    return Reason(Code.CHAIN_TOO_LONG, at, f"at most {MOST_OPERATORS} operators", str(operators))
 
 
 def _check_taken(graph: Graph, node: int, taken: Collection[int]) -> Reason | None:

@@ -37,6 +37,7 @@ class Code(str, Enum):
     # Chains
     CHAIN_NO_EPILOGUE = "chain-no-epilogue"
     CHAIN_DYNAMIC_SHAPE = "chain-dynamic-shape"
+    CHAIN_TOO_LONG = "chain-too-long"
     RESULT_SHARED = "result-shared"
     RESULT_RETURNED = "result-returned"
     RESULT_SHAPE_CHANGES = "result-shape-changes"
@@ -64,6 +65,7 @@ HINTS = {
     Code.FOLD_OVERFLOW: "the dtype of the weights cannot hold the folded value; keep this layer in float32",
     Code.CHAIN_NO_EPILOGUE: "nothing follows that could be computed in the same kernel",
     Code.CHAIN_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
+    Code.CHAIN_TOO_LONG: "the rest is left to TVM's FuseOps; a longer kernel would spill registers",
     Code.RESULT_SHARED: "a result that several operators read must be written to memory once",
     Code.RESULT_RETURNED: "the value is an output of the model, so it must be written to memory",
     Code.RESULT_SHAPE_CHANGES: "only operators that keep the shape of the chain can join it",

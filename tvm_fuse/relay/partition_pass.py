@@ -107,7 +107,8 @@ def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[i
     inside: dict[int, Any] = {}
     params: dict[int, Any] = {}
     for node in members:
-        for source in read.graph.nodes[node].inputs:
+        sources = read.graph.nodes[node].inputs
+        for source in sources:
             if source in members or source in inside:
                 continue
             if _is_scalar(read, source):
@@ -115,17 +116,23 @@ def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[i
             else:
                 param = relay.Var(f"p{len(params)}", read.expressions[source].checked_type)
                 inside[source] = params[source] = param
-        operands = [inside[source] for source in read.graph.nodes[node].inputs]
-        if read.graph.nodes[node].kind is Kind.MULTIPLY and _takes_scale(
-            read.expressions[group.chain.anchor]
-        ):
-            operands = [relay.copy(operand) if _takes_scale(operand) else operand for operand in operands]
+        guarded = _scaled_values(read, group, node)
+        operands = [relay.copy(inside[source]) if source in guarded else inside[source] for source in sources]
         inside[node] = rebuild_expression(read.expressions[node], operands)
     function = relay.Function(list(params.values()), inside[group.chain.result])
     function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
     function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
     function = function.with_attr("PartitionedFromPattern", "_".join(group.operators) + "_")
     return function, tuple(params)
+
+
+def _scaled_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[int, ...]:
+    """The operands of a multiply from which FoldScaleAxis would move it towards the anchor."""
+    graph, members = read.graph, group.chain.nodes
+    if graph.nodes[node].kind is not Kind.MULTIPLY or not _takes_scale(read.expressions[group.chain.anchor]):
+        return ()
+    values = [source for source in graph.nodes[node].inputs if source in members]
+    return tuple(v for v in values if graph.readers(v) == (node,) and _takes_scale(read.expressions[v]))
 
 
 def _takes_scale(expr: Any) -> bool:

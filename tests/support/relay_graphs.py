@@ -24,9 +24,11 @@ from tests.support.lazy import Lazy
 __all__ = [
     "LLVM",
     "Net",
+    "count_distinct_groups",
     "count_operators",
     "cuda_kernels",
     "feeds",
+    "group_calls",
     "kernel_calls",
     "plain_build",
     "run",
@@ -171,6 +173,23 @@ def count_operators(module: Any) -> Counter:
 
     relay.analysis.post_order_visit(module["main"], visit)
     return names
+
+
+def group_calls(module: Any) -> list[Any]:
+    """The calls of function literals in ``main``, in post-order."""
+    found = []
+
+    def visit(expr):
+        if isinstance(expr, relay.Call) and isinstance(expr.op, relay.Function):
+            found.append(expr)
+
+    relay.analysis.post_order_visit(module["main"].body, visit)
+    return found
+
+
+def count_distinct_groups(module: Any) -> int:
+    """How many kernels the groups of ``main`` need: equal ones are compiled once."""
+    return len({tvm.ir.structural_hash(call.op, map_free_vars=True) for call in group_calls(module)})
 
 
 def texts(module: Any) -> str:

@@ -276,6 +276,10 @@ def _render_parity_row(row: ParityRow) -> list[str]:
         f"    largest difference {row.max_abs:.2e}, relative {row.max_rel:.2e}, mean {row.mean_abs:.2e};"
         f" worst at {list(row.worst_index)}: {row.worst_got:.7g} for {row.worst_reference:.7g}"
     )
+    if row.proves_little:
+        lines.append(
+            f"    WEAK: no reference value is above {row.reference_max:.2g}, so zeros would pass; try another --seed"
+        )
     allowed = f"allowed: {row.tolerance.atol:g} + {row.tolerance.rtol:g} x |reference|"
     if row.passed:
         return [*lines, f"    {allowed}; {row.needed:.2g} of that was needed"]

@@ -225,3 +225,11 @@ def test_b116_many_small_differences_are_not_summed():
     assert result.elements == 3_211_264
     assert result.max_abs == pytest.approx(5.96e-8, rel=0.01)
     assert result.mean_abs == pytest.approx(5.96e-8, rel=0.01)
+
+
+@pytest.mark.parametrize(("largest", "weak"), [(9e-6, True), (1e-5, True), (2e-5, False), (np.nan, False)])
+def test_a_reference_below_the_tolerance_proves_little(largest, weak):
+    ref = np.array([0.0, largest, -1e-7])
+    report = compare({"y": ref}, {"y": ref.copy()}, tolerance=Tolerance(1e-5, 1e-5, "test"))
+    assert report.passed
+    assert report.rows[0].proves_little is weak

@@ -64,6 +64,7 @@ class ParityRow:
         needed: The factor on the tolerance with which the output would just pass (inf: none).
         tolerance: The tolerance used.
         problem: Set when the outputs cannot be compared (shape or dtype differs, no real numbers).
+        reference_max: Largest ``abs(ref)`` (inf: not known).
     """
 
     output: str
@@ -80,11 +81,17 @@ class ParityRow:
     needed: float
     tolerance: Tolerance
     problem: str = ""
+    reference_max: float = float("inf")
 
     @property
     def passed(self) -> bool:
         """Whether every element passes."""
         return not self.problem and self.failing == 0
+
+    @property
+    def proves_little(self) -> bool:
+        """Whether the reference is so small that an output of zeros would pass as well."""
+        return self.elements > 0 and self.reference_max <= self.tolerance.atol
 
 
 @dataclass(frozen=True)
@@ -159,6 +166,7 @@ def _compare_one(name: str, ref: Array, got: Array, tolerance: Tolerance | None)
         worst_reference=float(ref64[worst]) if ref.size else 0.0,
         needed=float(excess.max(initial=0.0)),
         tolerance=tolerance,
+        reference_max=float(np.abs(ref64).max(initial=0.0)),
     )
 
 

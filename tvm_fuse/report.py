@@ -278,7 +278,7 @@ def _render_parity_row(row: ParityRow) -> list[str]:
     )
     if row.proves_little:
         lines.append(
-            f"    WEAK: no reference value is above {row.reference_max:.2g}, so zeros would pass; try another --seed"
+            f"    WEAK: no reference value exceeds {row.reference_max:.2g}; zeros would pass. Try another --seed"
         )
     allowed = f"allowed: {row.tolerance.atol:g} + {row.tolerance.rtol:g} x |reference|"
     if row.passed:

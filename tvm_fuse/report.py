@@ -200,10 +200,11 @@ def _words(form: str) -> list[str]:
 
 
 def _render_reasons(decisions: Sequence[Decision]) -> list[str]:
-    reasons = [decision.reason for decision in decisions if decision.reason is not None]
+    reasons = [(decision.at, decision.reason) for decision in decisions if decision.reason is not None]
     lines = []
-    for reason in reasons[:_MOST_REASONS]:
-        lines.append(f"  not: {reason.at}: {reason.code.value}: wanted {reason.wanted}, got {reason.got}")
+    for site, reason in reasons[:_MOST_REASONS]:
+        where = "" if reason.at == site else f" at {reason.at}"
+        lines.append(f"  not: {site}: {reason.code.value}{where}: wanted {reason.wanted}, got {reason.got}")
         lines.append(f"       {reason.hint}")
     if len(reasons) > _MOST_REASONS:
         lines.append(f"  and {len(reasons) - _MOST_REASONS} more (--json lists all)")
@@ -278,7 +279,7 @@ def _render_parity_row(row: ParityRow) -> list[str]:
     )
     if row.proves_little:
         lines.append(
-            f"    WEAK: no reference value exceeds {row.reference_max:.2g}; zeros would pass. Try another --seed"
+            f"    WEAK: zeros would pass, no value exceeds {row.reference_max:.2g}; try another --seed"
         )
     allowed = f"allowed: {row.tolerance.atol:g} + {row.tolerance.rtol:g} x |reference|"
     if row.passed:

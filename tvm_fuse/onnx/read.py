@@ -8,7 +8,7 @@ that it can be compared with what arrives in the graph.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -29,6 +29,8 @@ OPSETS = range(7, 18)
 
 _ONNX_DEFAULT_EPSILON = 1e-5  # BatchNormalization, all opsets
 _DEFAULT_DOMAINS = ("", "ai.onnx")
+#: The importer goes by the operator's name alone; of these domains it means the right operator.
+_KNOWN_DOMAINS = (*_DEFAULT_DOMAINS, "com.microsoft")
 
 
 @dataclass(frozen=True)
@@ -88,6 +90,7 @@ def read_onnx(path: Path) -> OnnxModel:
     _name_nodes(proto.graph)
     initializers = {tensor.name for tensor in proto.graph.initializer}
     inputs = tuple(_read_input(value) for value in proto.graph.input if value.name not in initializers)
+    _refuse_unknown_domains(path, proto.graph)
     _refuse_training_mode(path, proto.graph)
     epsilon = {node.name: _read_epsilon(node) for node in _batch_norms(_live_nodes(proto.graph))}
     return OnnxModel(path, proto, opset, inputs, tuple(value.name for value in proto.graph.output), epsilon)
@@ -97,13 +100,16 @@ def _load(path: Path) -> Any:
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
     try:
-        proto = onnx.load(str(path))
+        proto = onnx.load(str(path), format="protobuf")
     except (DecodeError, ValueError, TypeError) as error:
         raise ModelError(f"{path} is not an ONNX file: {error}", "is the file complete?") from error
-    except OSError as error:
+    except (OSError, checker.ValidationError) as error:
         raise ModelError(f"{path} cannot be read: {error}", "is its external data beside it?") from error
-    if not proto.graph.node or not proto.opset_import:
-        raise ModelError(f"{path} is not an ONNX model: it has no nodes or no opset", "is the file complete?")
+    for part, found in {
+        "nodes": proto.graph.node, "outputs": proto.graph.output, "opset": proto.opset_import
+    }.items():  # fmt: skip
+        if not found:
+            raise ModelError(f"{path} is not an ONNX model: it has no {part}", "is the file complete?")
     return proto
 
 
@@ -122,18 +128,35 @@ def _check(path: Path, proto: Any) -> None:
     too_large_for_bytes = proto.ByteSize() >= 2**31 - 1
     try:
         checker.check_model(str(path) if too_large_for_bytes else proto)
-    except checker.ValidationError as error:
+    except (checker.ValidationError, UnicodeDecodeError) as error:
         first = str(error).strip().splitlines()[0]
         raise ModelError(f"{path} is not a valid ONNX model: {first}", "export it again") from error
 
 
+def _all_nodes(graph: Any) -> Iterator[Any]:
+    """The nodes of a graph, then those of its subgraphs (branches and loop bodies)."""
+    yield from graph.node
+    for node in graph.node:
+        for entry in node.attribute:
+            if entry.HasField("g"):
+                yield from _all_nodes(entry.g)
+
+
 def _name_nodes(graph: Any) -> None:
     """Give every node a unique name, which TVM's importer then keeps as the operator's source."""
+    taken = {node.name for node in _all_nodes(graph)}
     used: set[str] = set()
-    for index, node in enumerate(graph.node):
+    for index, node in enumerate(_all_nodes(graph)):
         if not node.name or node.name in used:
-            node.name = f"{node.name or node.op_type}@{index}"
+            node.name = _fresh_name(f"{node.name or node.op_type}@{index}", taken)
+            taken.add(node.name)
         used.add(node.name)
+
+
+def _fresh_name(name: str, taken: set[str]) -> str:
+    while name in taken:
+        name += "_"
+    return name
 
 
 def _live_nodes(graph: Any) -> list[Any]:
@@ -173,9 +196,19 @@ def _read_epsilon(node: Any) -> ExpectedEpsilon:
     return ExpectedEpsilon(float(value), EpsilonOrigin.SOURCE_ATTRIBUTE)
 
 
+def _refuse_unknown_domains(path: Path, graph: Any) -> None:
+    for node in _all_nodes(graph):
+        if node.domain not in _KNOWN_DOMAINS:
+            raise ModelError(
+                f"{path}: {node.op_type} {node.name!r} is of the unknown domain {node.domain!r}",
+                "export the model with standard ONNX operators only",
+            )
+
+
 def _refuse_training_mode(path: Path, graph: Any) -> None:
     hint = "export the model in inference mode (PyTorch: model.eval() before torch.onnx.export)"
-    for node in _batch_norms(graph.node):
+    nodes = list(_all_nodes(graph))
+    for node in _batch_norms(nodes):
         if any(not name for name in node.input):
             raise ModelError(
                 f"{path}: BatchNormalization {node.name!r} lacks an input: {list(node.input)}", hint
@@ -186,12 +219,17 @@ def _refuse_training_mode(path: Path, graph: Any) -> None:
             raise ModelError(
                 f"{path}: BatchNormalization {node.name!r} has spatial=0, which is not supported", hint
             )
-    constants = {
-        tensor.name: numpy_helper.to_array(tensor) for tensor in graph.initializer if not tensor.dims
-    }
-    for node in graph.node:
-        if node.op_type == "Dropout" and len(node.input) > 2 and bool(constants.get(node.input[2], False)):
-            raise ModelError(f"{path}: Dropout {node.name!r} is in training mode", hint)
+    constants = {node.output[0]: _attribute(node, "value") for node in nodes if node.op_type == "Constant"}
+    constants.update((tensor.name, tensor) for tensor in graph.initializer)
+    for node in nodes:
+        switch = node.input[2] if node.op_type == "Dropout" and len(node.input) > 2 else ""
+        if switch and not _is_false(constants.get(switch)):
+            raise ModelError(f"{path}: Dropout {node.name!r} is in training mode, or may be", hint)
+
+
+def _is_false(tensor: Any) -> bool:
+    """Whether a tensor is there and holds no true value."""
+    return tensor is not None and not numpy_helper.to_array(tensor).any()
 
 
 def _read_input(value: Any) -> TensorSpec:
@@ -202,7 +240,10 @@ def _read_input(value: Any) -> TensorSpec:
     for index, dim in enumerate(tensor.shape.dim):
         is_static = dim.HasField("dim_value") and dim.dim_value > 0
         dims.append(int(dim.dim_value) if is_static else (dim.dim_param or f"d{index}"))
-    dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+    try:
+        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
+    except KeyError as error:
+        raise ModelError(f"input {value.name!r} has the unknown element type {tensor.elem_type}") from error
     return TensorSpec(value.name, tuple(dims), dtype)
 
 
@@ -225,7 +266,9 @@ def fix_shapes(
     names = [spec.name for spec in inputs]
     for name in shapes:
         if name not in names:
-            raise UsageError(f"--shape {name}=...: no such input; the inputs are {', '.join(names)}")
+            raise UsageError(
+                f"--shape {name}=...: no such input; the inputs are: {', '.join(names) or 'none'}"
+            )
     fixed = tuple(_fix_shape(spec, shapes.get(spec.name)) for spec in inputs)
     dynamic = [spec for spec in fixed if not spec.is_static]
     if dynamic:

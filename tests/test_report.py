@@ -3,22 +3,279 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 
-from tvm_fuse.report import Cost, Report, render, to_json
+import numpy as np
+import pytest
+
+from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonOrigin
+from tvm_fuse.core.fold import FoldRecord
+from tvm_fuse.core.parity import ParityReport, Tolerance, compare
+from tvm_fuse.core.reason import HINTS, Code, Reason, declined
+from tvm_fuse.report import Cost, FusedKernel, Latency, Report, render, to_json
+
+INF, NAN = float("inf"), float("nan")
 
 
 def make_report(**changes):
     values = {
         "tool_version": "1.2.3", "tvm": "TVM 0.17", "model": "net", "target": "llvm", "inputs": ("x [1, 3]",),
         "epsilon": (), "folds": (), "not_folded": (), "chains": (), "not_fused": (),
-        "unfused": Cost(10, 2000), "fused": Cost(4, 1000), "parity": None, "latency": None, "notes": (),
+        "unfused": Cost(10, 2_000_000), "fused": Cost(4, 1_000_000),
+        "parity": None, "latency": None, "notes": (),
     }  # fmt: skip
     return Report(**{**values, **changes})
 
 
-def test_an_empty_report():
-    assert "NOT RUN" in render(make_report())
-    document = json.loads(to_json(make_report()))
+def fold(name="bn"):
+    return FoldRecord(
+        anchor=3, batch_norm=8, results=(9,), anchor_name="conv", name=name, epsilon=1e-3, variance_min=0.5,
+        gain_max=2.0, had_bias=False, weight_before="abc", weight_after="def",
+        weight=np.ones((2, 2), "float32"), bias=np.ones(2, "float32"),
+    )  # fmt: skip
+
+
+def checked(name, in_graph=1e-3, used=None, origin=EpsilonOrigin.SOURCE_ATTRIBUTE):
+    used = in_graph if used is None else used
+    return EpsilonCheck(name, in_graph, used, origin, used)
+
+
+def refused(count, code=Code.CHAIN_NO_EPILOGUE):
+    return tuple(
+        declined("rule", f"node_{i}", Reason(code, f"node_{i}", f"want_{i}", f"got_{i}"))
+        for i in range(count)
+    )
+
+
+def line_with(text, part):
+    (line,) = [line for line in text.splitlines() if part in line]
+    return line
+
+
+# --- the same reports as text and as JSON --------------------------------------------------------
+
+
+def failed_parity():
+    """One good output, one of another shape, one that differs, one missing, one too many."""
+    zeros = np.zeros((2, 3), "float32")
+    off = zeros.copy()
+    off[1, 2] = 0.5
+    reference = {"good": zeros, "shaped": zeros, "off": zeros, "lost": zeros}
+    candidate = {"good": zeros, "shaped": np.zeros((3, 2), "float32"), "off": off, "new": zeros}
+    return compare(reference, candidate, seed=7)
+
+
+REPORTS = {
+    "empty": make_report(),
+    "no inputs": make_report(inputs=()),
+    "zero kernels": make_report(unfused=Cost(0, 0), fused=Cost(0, 0)),
+    "more kernels than before": make_report(unfused=Cost(1, 8), fused=Cost(2, 16)),
+    "folded": make_report(
+        epsilon=(checked("bn"),), folds=(fold(),), chains=(FusedKernel("conv2d_bias", "c", ("nn.conv2d",)),)
+    ),
+    "declined": make_report(
+        epsilon=(checked("bn"),), not_folded=refused(1, Code.BN_AFTER_ACTIVATION), not_fused=refused(40)
+    ),
+    "parity failed": make_report(parity=failed_parity()),
+    "parity of nothing": make_report(parity=ParityReport((), (), (), 0)),
+    "scalar": make_report(parity=compare({"y": np.float32(1)}, {"y": np.float32(1)})),
+    "no elements": make_report(parity=compare({"y": np.zeros((0, 3))}, {"y": np.zeros((0, 3))})),
+    "exact dtype": make_report(parity=compare({"y": np.arange(3)}, {"y": np.arange(3) + 1})),
+    "not finite": make_report(
+        parity=compare({"y": np.array([1.0, NAN, INF, -INF])}, {"y": np.array([NAN, NAN, INF, INF])})
+    ),
+    "latency": make_report(latency=Latency((0.4, 0.2, 0.3), (0.1, 0.1, 0.1))),
+    "notes": make_report(notes=("first note", "second note")),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("report", REPORTS.values(), ids=REPORTS.keys())
+def test_every_report_has_both_forms(report):
+    text = render(report)
+    assert "net" in text
+    assert "1.2.3" in text
+    assert not [line for line in text.splitlines() if line != line.rstrip()]
+    document = json.loads(to_json(report), parse_constant=pytest.fail)
     assert document["schema"] == {"name": "tvm-fuse/report", "version": 1}
-    assert document["parity"] is None
-    assert document["latency"] is None
+    assert set(document) == {
+        "schema", "tool_version", "tvm", "model", "target", "inputs", "epsilon", "folds", "not_folded",
+        "chains", "not_fused", "unfused", "fused", "parity", "latency", "notes",
+    }  # fmt: skip
+    assert to_json(report) == to_json(replace(report))
+
+
+# --- batch norms ---------------------------------------------------------------------------------
+
+
+def test_a_model_without_batch_norms():
+    assert line_with(render(make_report()), "Batch norms folded").endswith(" 0 of 0")
+
+
+def test_epsilons_are_counted_by_value_and_origin():
+    checks = (
+        checked("a"), checked("b"), checked("c", 1e-5),
+        checked("d", 1e-5, origin=EpsilonOrigin.SOURCE_DEFAULT),
+    )  # fmt: skip
+    text = render(make_report(epsilon=checks, folds=(fold("a"), fold("b"), fold("c"))))
+    assert line_with(text, "Batch norms folded").endswith(" 3 of 4")
+    assert line_with(text, "0.001").split()[:4] == ["epsilon", "0.001", "2", "x"]
+    assert [line.split()[2] for line in text.splitlines() if " 1e-05 " in line] == ["1", "1"]
+
+
+@pytest.mark.parametrize("origin", EpsilonOrigin)
+def test_every_origin_has_words(origin):
+    assert line_with(render(make_report(epsilon=(checked("bn", origin=origin),))), "epsilon 0.001")
+
+
+def test_an_aligned_epsilon_shows_both_values():
+    report = make_report(epsilon=(checked("bn_3", 1e-5, 1e-3, EpsilonOrigin.USER), checked("bn_4")))
+    line = line_with(render(report), "bn_3")
+    assert "1e-05" in line
+    assert "0.001" in line
+    assert "bn_4" not in render(report)
+    first, second = json.loads(to_json(report))["epsilon"]
+    assert first == {"name": "bn_3", "in_graph": 1e-5, "expected": 1e-3, "origin": "user", "used": 1e-3}
+    assert second["origin"] == "source attribute"
+
+
+def test_folds_in_json_hold_no_arrays():
+    (found,) = json.loads(to_json(make_report(folds=(fold(),))))["folds"]
+    assert found["name"] == "bn"
+    assert found["results"] == [9]
+    assert found["weight_after"] == "def"
+    assert "weight" not in found
+    assert "bias" not in found
+
+
+# --- chains and reasons --------------------------------------------------------------------------
+
+
+def test_nothing_fused():
+    text = render(make_report(not_fused=refused(2)))
+    assert line_with(text, "Convolutions and dense").endswith(" 0 of 2")
+
+
+def test_chains_are_counted_by_form_and_the_most_common_comes_first():
+    forms = ["dense_bias", "conv2d_bias_hard_swish", "conv2d_bias_hard_swish", "conv2d_leaky_relu"]
+    chains = tuple(FusedKernel(form, f"node_{i}", ("op",)) for i, form in enumerate(forms))
+    text = render(make_report(chains=chains, not_fused=refused(1)))
+    assert line_with(text, "Convolutions and dense").endswith(" 4 of 5")
+    assert [" ".join(line.split()) for line in text.splitlines() if " x  " in line] == [
+        "2 x conv2d + bias + hard swish", "1 x conv2d + leaky relu", "1 x dense + bias",
+    ]  # fmt: skip
+    assert json.loads(to_json(make_report(chains=chains)))["chains"][0] == {
+        "form": "dense_bias", "anchor": "node_0", "operators": ["op"],
+    }  # fmt: skip
+
+
+@pytest.mark.parametrize("where", ["not_folded", "not_fused"])
+@pytest.mark.parametrize("code", Code)
+def test_a_reason_shows_its_code_node_values_and_hint(where, code):
+    report = make_report(**{where: refused(1, code)})
+    text = render(report)
+    line = line_with(text, "node_0")
+    assert code.value in line
+    assert "want_0" in line
+    assert "got_0" in line
+    assert HINTS[code] in text
+    (decision,) = json.loads(to_json(report))[where]
+    assert decision["stage"] == "declined"
+    assert decision["reason"] == {"code": code.value, "at": "node_0", "wanted": "want_0", "got": "got_0"}
+
+
+@pytest.mark.parametrize(("count", "shown", "more"), [(12, 12, None), (13, 12, 1), (100, 12, 88)])
+def test_many_reasons_are_cut_in_the_text_and_whole_in_json(count, shown, more):
+    report = make_report(not_fused=refused(count))
+    text = render(report)
+    assert text.count("chain-no-epilogue") == shown
+    assert (f"and {more} more" in text) == bool(more)
+    assert len(json.loads(to_json(report))["not_fused"]) == count
+
+
+# --- what it bought ------------------------------------------------------------------------------
+
+
+def test_gain():
+    text = render(make_report())
+    assert line_with(text, "kernel launches").split()[2:] == ["10", "4", "-60", "%"]
+    assert line_with(text, "memory traffic").split()[3:] == ["2.0", "MB", "1.0", "MB", "-50", "%"]
+    assert "latency" not in text
+
+
+def test_gain_of_nothing_has_no_percentage():
+    text = render(make_report(unfused=Cost(0, 0), fused=Cost(0, 0)))
+    assert line_with(text, "kernel launches").split()[2:] == ["0", "0"]
+    assert "%" not in text
+
+
+def test_latency_and_quartiles():
+    latency = Latency((0.4, 0.2, 0.3, 0.3, 0.3), (0.1, 0.1, 0.2, 0.1, 0.1))
+    assert latency.speedups == pytest.approx((4.0, 2.0, 1.5, 3.0, 3.0))
+    report = make_report(latency=latency)
+    document = json.loads(to_json(report))["latency"]
+    assert document["unfused"] == [0.4, 0.2, 0.3, 0.3, 0.3]
+    assert document["speedup"] == pytest.approx({"median": 3.0, "quartile_1": 2.0, "quartile_3": 3.0})
+    text = render(report)
+    assert line_with(text, "latency, median").split()[2:] == ["300.00", "ms", "100.00", "ms", "3.00", "x"]
+    assert "2.00 to 3.00" in text
+    assert "5 alternating runs" in text
+
+
+# --- parity --------------------------------------------------------------------------------------
+
+
+def test_parity_that_was_not_run():
+    assert line_with(render(make_report()), "Parity").endswith("NOT RUN")
+    assert json.loads(to_json(make_report()))["parity"] is None
+
+
+def test_parity_that_passed():
+    got = {"y": np.array([1.0, 2.000001], "float32")}
+    report = make_report(parity=compare({"y": np.array([1.0, 2.0], "float32")}, got, seed=5))
+    assert line_with(render(report), "Parity").endswith("PASSED")
+    document = json.loads(to_json(report))["parity"]
+    assert (document["passed"], document["seed"], document["missing"]) == (True, 5, [])
+    assert document["rows"][0]["tolerance"]["atol"] == 1e-5
+    assert 0 < document["rows"][0]["needed"] < 1
+
+
+def test_parity_that_failed_tells_about_every_output():
+    report = make_report(parity=failed_parity())
+    text = render(report)
+    assert line_with(text, "Parity").endswith("FAILED")
+    for part in ("lost", "new", "shaped", "[3, 2]", "0.5", "[1, 2]", "1 values fail"):
+        assert part in text
+    document = json.loads(to_json(report))["parity"]
+    assert document["passed"] is False
+    assert (document["missing"], document["extra"]) == (["lost"], ["new"])
+    rows = {row["output"]: row for row in document["rows"]}
+    assert list(rows) == ["good", "shaped", "off"]
+    assert rows["shaped"]["problem"]
+    assert rows["shaped"]["max_abs"] == "inf"
+    assert rows["shaped"]["worst_got"] == "nan"
+    assert (rows["off"]["failing"], rows["off"]["worst_index"]) == (1, [1, 2])
+
+
+def test_parity_of_nothing_failed():
+    report = make_report(parity=ParityReport((), (), (), 0))
+    assert line_with(render(report), "Parity").endswith("FAILED")
+    assert json.loads(to_json(report))["parity"]["passed"] is False
+
+
+def test_non_finite_numbers_are_strings_in_json():
+    report = make_report(parity=compare({"y": np.array([-INF, 1.0])}, {"y": np.array([INF, 1.0])}))
+    document = json.loads(to_json(report), parse_constant=pytest.fail)
+    (row,) = document["parity"]["rows"]
+    assert (row["worst_got"], row["worst_reference"], row["max_abs"]) == ("inf", "-inf", "inf")
+
+
+def test_a_tolerance_of_zero():
+    same = {"y": np.ones(2, "float32")}
+    report = make_report(parity=compare(same, same, tolerance=Tolerance(0.0, 0.0, "given")))
+    assert line_with(render(report), "Parity").endswith("PASSED")
+    assert json.loads(to_json(report))["parity"]["rows"][0]["needed"] == 0
+
+
+def test_notes_are_shown():
+    lines = render(make_report(notes=("first", "second"))).splitlines()
+    assert lines[-2:] == ["note: first", "note: second"]

@@ -145,7 +145,7 @@ def render(report: Report) -> str:
         _render_parity(report),
         _render_notes(report),
     ]
-    return "\n\n".join("\n".join(section) for section in sections if section)
+    return "\n\n".join("\n".join(line.rstrip() for line in section) for section in sections if section)
 
 
 def _render_title(report: Report) -> list[str]:

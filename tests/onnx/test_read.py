@@ -433,13 +433,24 @@ def test_external_data(tmp_path):
         helper.make_tensor_value_info("tokens", TensorProto.FLOAT, None),
         helper.make_tensor_sequence_value_info("tokens", TensorProto.FLOAT, [1]),
         helper.make_tensor_value_info("tokens", 99, [1]),
+        helper.make_tensor_value_info("tokens", TensorProto.BFLOAT16, [1]),
+        helper.make_tensor_value_info("tokens", TensorProto.STRING, [1]),
     ],
-    ids=["no rank", "sequence", "unknown element type"],
+    ids=["no rank", "sequence", "unknown element type", "bfloat16", "string"],
 )
 def test_inputs_that_are_no_tensors_of_known_rank_and_type_are_refused(save, info):
     node = helper.make_node("Relu", ["x"], ["y"], name="n")
-    with pytest.raises(ModelError):
+    with pytest.raises(ModelError, match=r"tokens|'shape' of 'type'"):
         read_onnx(save(graph_model([node], ["x", info], ["y"])))
+
+
+@pytest.mark.parametrize(
+    "dtype", "bool int8 int16 int32 int64 uint8 uint16 uint32 uint64 float16 float32 float64".split()
+)
+def test_element_types(save, dtype):
+    info = helper.make_tensor_value_info("z", helper.np_dtype_to_tensor_dtype(np.dtype(dtype)), [2])
+    (_, spec) = read_onnx(save(graph_model(relus("r"), ["x", info], ["v0"]))).inputs
+    assert spec == TensorSpec("z", (2,), dtype)
 
 
 def dynamic_model():

@@ -13,7 +13,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import onnx
 from google.protobuf.message import DecodeError
 from onnx import checker, helper, numpy_helper
@@ -31,6 +30,22 @@ _ONNX_DEFAULT_EPSILON = 1e-5  # BatchNormalization, all opsets
 _DEFAULT_DOMAINS = ("", "ai.onnx")
 #: The importer goes by the operator's name alone; of these domains it means the right operator.
 _KNOWN_DOMAINS = (*_DEFAULT_DOMAINS, "com.microsoft")
+
+#: Element types of inputs -> NumPy dtype name. ONNX would also map bfloat16: to float32.
+_DTYPES = {
+    onnx.TensorProto.BOOL: "bool",
+    onnx.TensorProto.INT8: "int8",
+    onnx.TensorProto.INT16: "int16",
+    onnx.TensorProto.INT32: "int32",
+    onnx.TensorProto.INT64: "int64",
+    onnx.TensorProto.UINT8: "uint8",
+    onnx.TensorProto.UINT16: "uint16",
+    onnx.TensorProto.UINT32: "uint32",
+    onnx.TensorProto.UINT64: "uint64",
+    onnx.TensorProto.FLOAT16: "float16",
+    onnx.TensorProto.FLOAT: "float32",
+    onnx.TensorProto.DOUBLE: "float64",
+}
 
 
 @dataclass(frozen=True)
@@ -240,11 +255,13 @@ def _read_input(value: Any) -> TensorSpec:
     for index, dim in enumerate(tensor.shape.dim):
         is_static = dim.HasField("dim_value") and dim.dim_value > 0
         dims.append(int(dim.dim_value) if is_static else (dim.dim_param or f"d{index}"))
-    try:
-        dtype = np.dtype(helper.tensor_dtype_to_np_dtype(tensor.elem_type)).name
-    except KeyError as error:
-        raise ModelError(f"input {value.name!r} has the unknown element type {tensor.elem_type}") from error
-    return TensorSpec(value.name, tuple(dims), dtype)
+    if tensor.elem_type not in _DTYPES:
+        known = tensor.elem_type in onnx.TensorProto.DataType.values()
+        found = onnx.TensorProto.DataType.Name(tensor.elem_type) if known else tensor.elem_type
+        raise ModelError(
+            f"input {value.name!r} has element type {found}; wanted one of {', '.join(_DTYPES.values())}"
+        )
+    return TensorSpec(value.name, tuple(dims), _DTYPES[tensor.elem_type])
 
 
 def fix_shapes(

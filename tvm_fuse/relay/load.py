@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,9 @@ from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.onnx.read import TensorSpec, fix_shapes, read_onnx
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.functions import rewrite_functions
+from tvm_fuse.relay.read import ReadFunction
+from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 
 __all__ = ["RelayModel", "load_model", "model_from_module"]
 
@@ -63,19 +67,21 @@ def load_model(
 def _import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> RelayModel:
     source = read_onnx(path)
     inputs = fix_shapes(source.inputs, shapes)
-    try:
-        module, params = relay.frontend.from_onnx(
-            source.proto,
-            shape={spec.name: spec.shape for spec in inputs},
-            dtype={spec.name: spec.dtype for spec in inputs},
-            freeze_params=True,
-        )
-    except tvm.error.OpNotImplemented as error:
-        raise ModelError(
-            f"{path}: {_last_line(error)}", "TVM's ONNX importer does not know the operator"
-        ) from error
-    except Exception as error:  # the importer raises whatever its converters run into
-        raise ModelError(f"{path}: TVM cannot import the model: {_last_line(error)}") from error
+    with _complaints() as complaints:
+        try:
+            module, params = relay.frontend.from_onnx(
+                source.proto,
+                shape={spec.name: spec.shape for spec in inputs},
+                dtype={spec.name: spec.dtype for spec in inputs},
+                freeze_params=True,
+            )
+        except tvm.error.OpNotImplemented as error:
+            raise ModelError(
+                f"{path}: {_last_line(error)}", "TVM's ONNX importer does not know the operator"
+            ) from error
+        except Exception as error:  # the importer raises whatever its converters run into
+            detail = _detail(error, complaints)
+            raise ModelError(f"{path}: TVM cannot import the model: {detail}") from error
     return _finish(path.stem, module, params, source.outputs, source.epsilon)
 
 
@@ -83,13 +89,64 @@ def _load_relay(path: Path, params: Path | None) -> RelayModel:
     for file in (path, *([params] if params else [])):
         if not file.is_file():
             raise UsageError(f"no such file: {file}")
+    with _complaints() as complaints:
+        try:
+            text = path.read_text(encoding="utf-8")
+            is_json = path.suffix.lower() == ".json"
+            module = tvm.ir.load_json(text) if is_json else _without_names(relay.fromtext(text))
+        except Exception as error:  # parser diagnostics come as several types
+            raise ModelError(f"{path}: not a Relay module: {_detail(error, complaints)}") from error
+    return model_from_module(module, _load_params(params) if params else {}, name=path.stem)
+
+
+def _without_names(module: Any) -> Any:
+    """Drop the source name that the parser leaves on all operators, as if it were the name of each."""
+
+    def rewrite(read: ReadFunction) -> Any:
+        calls = [
+            node.id
+            for node, expr in zip(read.graph.nodes, read.expressions)
+            if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op)
+        ]
+        return rebuild_function(read, {call: _unnamed(read, call) for call in calls})
+
+    return rewrite_functions(module, rewrite)[0]
+
+
+def _unnamed(read: ReadFunction, call: int) -> Replacement:
+    expr, sources = read.expressions[call], read.graph.nodes[call].inputs
+    return lambda new: relay.Call(expr.op, [new(source) for source in sources], expr.attrs)
+
+
+def _load_params(path: Path) -> Mapping[str, Any]:
     try:
-        text = path.read_text(encoding="utf-8")
-        module = tvm.ir.load_json(text) if path.suffix.lower() == ".json" else tvm.relay.fromtext(text)
-        values = tvm.runtime.load_param_dict(params.read_bytes()) if params else {}
-    except Exception as error:  # parser diagnostics come as several types
-        raise ModelError(f"{path}: not a Relay module: {_last_line(error)}") from error
-    return model_from_module(module, values, name=path.stem)
+        data = path.read_bytes()
+        values: Mapping[str, Any] = tvm.runtime.load_param_dict(data)
+    except (tvm.TVMError, OSError) as error:
+        raise ModelError(
+            f"{path}: not a file of parameters: {_last_line(error)}", "tvm.runtime.save_param_dict writes one"
+        ) from error
+    if len(tvm.runtime.save_param_dict(values)) != len(data):  # TVM does not notice the end of the file
+        raise ModelError(f"{path}: the parameters are cut off, or more follows", "is the file complete?")
+    return values
+
+
+@contextmanager
+def _complaints() -> Iterator[list[str]]:
+    """Collect what TVM's parser and type checker have to say, instead of printing it."""
+    messages: list[str] = []
+
+    def collect(context: Any) -> None:
+        for item in context.diagnostics:
+            line = item.span.line if item.span is not None else 0
+            where = f" (line {line}, column {item.span.column})" if line else ""
+            messages.append(" ".join(str(item.message).split()) + where)
+
+    tvm.ir.diagnostics.override_renderer(collect)
+    try:
+        yield messages
+    finally:
+        tvm.ir.diagnostics.override_renderer(None)
 
 
 def model_from_module(
@@ -107,7 +164,7 @@ def model_from_module(
 
     Raises:
         ModelError: There is no ``main``, or its types cannot be inferred or are dynamic.
-        UsageError: A parameter name is not an input of ``main``.
+        UsageError: A parameter is not an input of ``main``, or of another shape or dtype.
     """
     if isinstance(module, relay.Function):
         module = tvm.IRModule.from_expr(module)
@@ -121,30 +178,66 @@ def _finish(
     outputs: tuple[str, ...] | None,
     epsilon: Mapping[str, ExpectedEpsilon],
 ) -> RelayModel:
+    if not isinstance(module, tvm.IRModule):
+        raise ModelError(f"{name}: wanted a Relay module, got {type(module).__name__}")
     if "main" not in [symbol.name_hint for symbol in module.get_global_vars()]:
         raise ModelError(f"{name}: the module has no function named main")
-    known = {str(param.name_hint) for param in module["main"].params}
-    for param in params:
-        if param not in known:
-            raise UsageError(
-                f"parameter {param!r} is not an input of main", f"main has: {', '.join(sorted(known))}"
-            )
     if params:
+        _check_params(module["main"], params)
         module = tvm.IRModule(module.functions, module.type_definitions)
         module["main"] = relay.build_module.bind_params_by_name(module["main"], dict(params))
-    try:
-        module = relay.transform.InferType()(module)
-        if _is_dynamic(module["main"].ret_type):
-            module = relay.transform.DynamicToStatic()(module)
-    except tvm.TVMError as error:
-        raise ModelError(f"{name}: types cannot be inferred: {_last_line(error)}") from error
+    with _complaints() as complaints:
+        try:
+            module = relay.transform.InferType()(module)
+            _check_signature(name, module["main"])
+            if _is_dynamic(module["main"].ret_type):
+                module = relay.transform.DynamicToStatic()(module)
+        except tvm.TVMError as error:
+            raise ModelError(f"{name}: types cannot be inferred: {_detail(error, complaints)}") from error
     main = module["main"]
     inputs = tuple(_read_param(param) for param in main.params)
     dynamic = [str(spec) for spec in inputs if not spec.is_static]
     if dynamic or _is_dynamic(main.ret_type):
         raise ModelError(f"{name}: shapes are not static: {'; '.join(dynamic) or 'the output'}")
-    count = len(main.ret_type.fields) if isinstance(main.ret_type, relay.TupleType) else 1
+    count = len(list(_tensor_types(main.ret_type)))
     return RelayModel(name, module, inputs, outputs or tuple(f"output{i}" for i in range(count)), epsilon)
+
+
+def _check_params(main: Any, params: Mapping[str, Any]) -> None:
+    """Refuse parameters that are no inputs, or of another type: not every operator's typing would."""
+    known = {str(param.name_hint): param.type_annotation for param in main.params}
+    for name, value in params.items():
+        if name not in known:
+            raise UsageError(
+                f"parameter {name!r} is not an input of main", f"main has: {', '.join(sorted(known))}"
+            )
+        wanted = known[name]
+        got = relay.TensorType(value.shape, str(value.dtype))
+        if _is_tensor(wanted) and not _is_dynamic(wanted) and wanted != got:
+            raise UsageError(f"parameter {name!r}: wanted {wanted}, got {got}")
+
+
+def _check_signature(name: str, main: Any) -> None:
+    """Refuse a ``main`` that does not take tensors and return at least one."""
+    results = list(_tensor_types(main.ret_type))
+    others = [f"the input {param.name_hint}" for param in main.params if not _is_tensor(param.checked_type)]
+    others += ["an output" for result in results if not _is_tensor(result)]
+    if others or not results:
+        what = f"{others[0]} is no tensor" if others else "it returns nothing"
+        raise ModelError(f"{name}: main must take and return tensors; {what}")
+
+
+def _is_tensor(checked_type: Any) -> bool:
+    return isinstance(checked_type, relay.TensorType)
+
+
+def _tensor_types(checked_type: Any) -> Iterator[Any]:
+    """The types in a tuple, however nested, in order; a type that is no tuple is its own."""
+    if not isinstance(checked_type, relay.TupleType):
+        yield checked_type
+        return
+    for field_type in checked_type.fields:
+        yield from _tensor_types(field_type)
 
 
 def _read_param(param: Any) -> TensorSpec:
@@ -153,9 +246,14 @@ def _read_param(param: Any) -> TensorSpec:
 
 
 def _is_dynamic(checked_type: Any) -> bool:
-    if isinstance(checked_type, relay.TupleType):
-        return any(_is_dynamic(field) for field in checked_type.fields)
-    return not all(isinstance(dim, tvm.tir.IntImm) for dim in checked_type.shape)
+    dims = (dim for tensor in _tensor_types(checked_type) for dim in tensor.shape)
+    return not all(isinstance(dim, tvm.tir.IntImm) for dim in dims)
+
+
+def _detail(error: BaseException, complaints: list[str]) -> str:
+    """What is wrong: TVM's ``DiagnosticError`` only says that something was printed."""
+    said = isinstance(error, tvm.error.DiagnosticError) and complaints
+    return complaints[0] if said else _last_line(error)
 
 
 def _last_line(error: BaseException) -> str:

@@ -79,7 +79,11 @@ def _add_run(commands: Any) -> None:
         "--rtol", type=_argument(_parse_tolerance), metavar="X", help="relative tolerance of parity"
     )
     parser.add_argument(
-        "--seed", type=int, default=0, metavar="N", help="seed of the parity inputs (default: 0)"
+        "--seed",
+        type=_argument(_parse_seed),
+        default=0,
+        metavar="N",
+        help="seed of the parity inputs (default: 0)",
     )
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
     parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
@@ -150,7 +154,7 @@ def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     form = "NAME=1x3x224x224"
     name, value = _split(text, form)
     sizes = value.lower().replace(",", "x").split("x")
-    if not all(size.isdigit() and int(size) > 0 for size in sizes):
+    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
         raise ValueError(f"{text!r}: wanted {form}, with sizes above 0")
     return name, tuple(int(size) for size in sizes)
 
@@ -158,6 +162,12 @@ def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
 def _parse_epsilon(text: str) -> tuple[str, float]:
     name, value = _split(text, "NAME=1e-3")
     return name, _parse_tolerance(value)
+
+
+def _parse_seed(text: str) -> int:
+    if not (text.isascii() and text.isdigit()):
+        raise ValueError(f"{text!r}: wanted a whole number >= 0")
+    return int(text)
 
 
 def _parse_tolerance(text: str) -> float:

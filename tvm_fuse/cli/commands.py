@@ -6,12 +6,13 @@ import argparse
 import os
 import sys
 import tempfile
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 from tvm_fuse.cli.args import to_mapping
 from tvm_fuse.cli.progress import show_progress
-from tvm_fuse.core.errors import ParityFailed, UsageError
+from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import TOLERANCES, Tolerance
 
 __all__ = ["run_doctor", "run_run"]
@@ -19,19 +20,19 @@ __all__ = ["run_doctor", "run_run"]
 
 def run_doctor(args: argparse.Namespace) -> int:
     """Print what is installed; exit code 4 when something needed is missing."""
-    from tvm_fuse.doctor import diagnose, render
+    from tvm_fuse.doctor import Status, diagnose, render
 
     checks = diagnose()
     print(render(checks))
-    return 0
+    return MissingDependency.exit_code if any(check.status is Status.MISSING for check in checks) else 0
 
 
 def run_run(args: argparse.Namespace) -> int:
     """The main job on one model file."""
     shapes = to_mapping(args.shape, "--shape")
     epsilon = to_mapping(args.epsilon, "--epsilon")
-    if args.output is not None and args.output.exists() and not args.output.is_dir():
-        raise UsageError(f"--output {args.output} is not a folder")
+    if args.output is not None:
+        _check_folder(args.output)
     with show_progress("loading TVM"):
         from tvm_fuse import pipeline
         from tvm_fuse.relay.load import load_model
@@ -77,24 +78,56 @@ def _is_compiled(compiled: Any) -> bool:
     return not compiled.cuda_source or has_cuda_device()
 
 
+def _check_folder(folder: Path) -> None:
+    """Refuse a folder that cannot be made or written, before an hour of work is lost."""
+    place = folder.absolute()
+    try:
+        existing = next(path for path in (place, *place.parents) if path.exists())
+    except OSError as error:
+        raise UsageError(f"--output {folder}: {error.strerror}") from error
+    if not existing.is_dir():
+        raise UsageError(f"--output {folder}: {existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"--output {folder}: {existing} cannot be written")
+
+
 def _save(compiled: Any, document: str, folder: Path) -> list[Path]:
-    """Write the results; each file is complete or absent."""
-    folder.mkdir(parents=True, exist_ok=True)
-    written = [_write(folder / "report.json", document + "\n")]
+    """Write the results: all files, each complete, or none."""
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            files = _write_all(compiled, document, Path(scratch))
+            return [file.replace(folder / file.name) for file in files]
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+    finally:
+        if is_new:
+            with suppress(OSError):  # it has files in it: all went well
+                folder.rmdir()
+
+
+def _write_all(compiled: Any, document: str, folder: Path) -> list[Path]:
+    files = [folder / "report.json"]
+    files[0].write_text(document + "\n", encoding="utf-8")
     if compiled.cuda_source:
-        written.append(_write(folder / "kernels.cu", compiled.cuda_source))
+        files.append(folder / "kernels.cu")
+        files[-1].write_text(compiled.cuda_source, encoding="utf-8")
     if _is_compiled(compiled):
-        with show_progress("linking the library"), tempfile.TemporaryDirectory(dir=folder) as scratch:
-            temporary = Path(scratch, "model.so")
-            compiled.library.export_library(str(temporary))
-            os.replace(temporary, folder / "model.so")
-        written.append(folder / "model.so")
-    return written
+        files.append(folder / "model.so")
+        with show_progress("linking the library"):
+            _link(compiled.library, files[-1])
+    return files
 
 
-def _write(file: Path, text: str) -> Path:
-    with tempfile.NamedTemporaryFile("w", encoding="utf-8", dir=file.parent, delete=False) as stream:
-        stream.write(text)
-    os.chmod(stream.name, 0o644)
-    os.replace(stream.name, file)
-    return file
+def _link(library: Any, file: Path) -> None:
+    try:
+        library.export_library(str(file))
+    except (TypeError, FileNotFoundError) as error:  # TVM runs what it found, be it None
+        raise MissingDependency(
+            f"{file.name} cannot be linked: there is no C++ compiler", "install g++ or clang++"
+        ) from error
+    except RuntimeError as error:
+        raise ToolFailed(
+            f"{file.name} cannot be linked: {str(error).strip()}", "`tvm-fuse doctor` names the compiler"
+        ) from error

@@ -8,7 +8,7 @@ import traceback
 from collections.abc import Sequence
 
 from tvm_fuse.cli.args import make_parser
-from tvm_fuse.core.errors import InternalError, TvmFuseError
+from tvm_fuse.core.errors import InternalError, ToolFailed, TvmFuseError
 
 __all__ = ["main"]
 
@@ -25,6 +25,14 @@ def main(argv: Sequence[str] | None = None) -> int:
         0 done; 1 parity failed; 2 usage; 3 the model is not supported or broken; 4 a dependency
         is missing; 5 TVM or another tool failed; 70 a bug in tvm-fuse; 130 interrupted.
     """
+    try:
+        code = _run(argv)
+    finally:
+        written = _flush()
+    return code if written else ToolFailed.exit_code
+
+
+def _run(argv: Sequence[str] | None) -> int:
     args = make_parser().parse_args(argv)
     try:
         return int(args.run(args))
@@ -33,13 +41,25 @@ def main(argv: Sequence[str] | None = None) -> int:
     except KeyboardInterrupt:
         return _fail("interrupted", _INTERRUPTED)
     except BrokenPipeError:  # the reader of our output went away, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return 0
     except Exception as error:  # whatever is left is a bug of ours
         if os.environ.get("TVM_FUSE_TRACEBACK"):
             traceback.print_exc()
         hint = "hint: please report it; TVM_FUSE_TRACEBACK=1 shows where it happened"
         return _fail(f"internal error: {type(error).__name__}: {error}\n{hint}", InternalError.exit_code)
+
+
+def _flush() -> bool:
+    """Write out standard output here, where a failure can be handled; what cannot be written is dropped."""
+    try:
+        if sys.stdout is not None:
+            sys.stdout.flush()
+    except OSError as error:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        if not isinstance(error, BrokenPipeError):
+            print(f"error: standard output cannot be written: {error.strerror}", file=sys.stderr)
+            return False
+    return True
 
 
 def _fail(message: str, code: int) -> int:

@@ -82,8 +82,7 @@ def _name_batch_norms(module: Any) -> Any:
 def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord, ...]) -> Any:
     replacements: dict[int, Replacement] = {}
     for fold in folds:
-        for result in fold.results:
-            replacements[result] = _folded(read, fold)
+        replacements.update(dict.fromkeys(fold.results, _folded(read, fold)))
     return rebuild_function(read, replacements)
 
 

@@ -107,6 +107,10 @@ def test_every_report_has_both_forms(report):
 # --- batch norms ---------------------------------------------------------------------------------
 
 
+def test_a_model_without_inputs_says_so():
+    assert line_with(render(make_report(inputs=())), "inputs: ").startswith("inputs: none ")
+
+
 def test_a_model_without_batch_norms():
     assert line_with(render(make_report()), "Batch norms folded").endswith(" 0 of 0")
 

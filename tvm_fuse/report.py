@@ -151,7 +151,7 @@ def render(report: Report) -> str:
 def _render_title(report: Report) -> list[str]:
     return [
         f"{report.model} for {report.target}",
-        f"inputs: {', '.join(report.inputs)}    ({report.tvm}, tvm-fuse {report.tool_version})",
+        f"inputs: {', '.join(report.inputs) or 'none'}    ({report.tvm}, tvm-fuse {report.tool_version})",
     ]
 
 

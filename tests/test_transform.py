@@ -273,7 +273,7 @@ def test_more_chains_on_cpu(more):
 
 
 @pytest.mark.cuda_codegen
-def test_more_chains_on_cuda(more):
+def test_b103_every_activation_has_a_cuda_kernel(more):
     module = transform.FuseChains("cuda")(transform.FoldBatchNorm()(more.module))
     assert sorted(group_names()) == sorted(more.groups)
     kernels = cuda_kernels(plain_build(module, "cuda", 3))
@@ -442,10 +442,21 @@ def test_our_passes_can_be_disabled_by_name(small):
     assert tvm.ir.structural_equal(module, small.module)
 
 
-def test_no_context_skips_our_passes(small):
+def test_b048_no_context_skips_our_passes(small):
+    """Below opt_level 3 TVM skips FoldScaleAxis and says nothing."""
     with tvm.transform.PassContext(opt_level=0):
         module = tvm.transform.Sequential([fold(), group(None)])(small.module)
     assert len(group_calls(module)) == ANCHORS
+
+
+@pytest.mark.slow
+def test_deep_chain_needs_no_recursion():
+    net = Net()
+    y = norm_conv(net, net.input("x", SHAPE))
+    for _ in range(2500):
+        y = relay.nn.relu(relay.exp(y))
+    module = group()(fold()(net.module(y)))
+    assert len(group_calls(module)) == 1
 
 
 # --- against stock TVM ---------------------------------------------------------------------------

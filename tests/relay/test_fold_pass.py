@@ -59,7 +59,7 @@ FOLDING = {
     "bias, rank 4": lambda net, x: net.conv2d(x, 6) + net.const(1, 6, 1, 1),
     "bias on the left": lambda net, x: net.const(1, 6, 1, 1) + net.conv2d(x, 6),
     "bias of one number": lambda net, x: net.conv2d(x, 6) + relay.const(0.75),
-    "dilated": lambda net, x: net.conv2d(x, 4, dilation=(2, 2), padding=2),  # B021 (a)
+    "dilated": lambda net, x: net.conv2d(x, 4, dilation=(2, 2), padding=2),
     "grouped": lambda net, x: net.conv2d(x, 6, groups=2),
     "depthwise": lambda net, x: net.conv2d(x, 4, groups=4),
     "depthwise, multiplier 2": lambda net, x: net.conv2d(x, 8, groups=4),
@@ -94,6 +94,16 @@ def test_nhwc(net, layout, axis):
     feed = feeds(module)
     for want, got in zip(run_unfused(module, feed), run_unfused(folded, feed)):
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=0)
+
+
+def test_b021_dilation_as_an_attribute_folds_and_in_pieces_is_told(net):
+    x = net.input("x", SHAPE)
+    _, records, _ = fold(net.module(net.batch_norm(net.conv2d(x, 4, dilation=(2, 2), padding=2))))
+    assert len(records) == 1
+    _, records, codes = fold(net.module(*space_to_batch(net, x)))
+    assert (records, codes) == ((), [Code.BN_PRODUCER_UNSUPPORTED])
+    (decision,) = record.last_report()["FoldBatchNorm"].decisions
+    assert "batch_to_space_nd" in decision.reason.got
 
 
 def test_numbers_by_hand(net):
@@ -323,7 +333,6 @@ STAYING = {
     "negative variance": (bad_statistics(variance=-1e-3), Code.BN_VARIANCE_NOT_POSITIVE),
     "conv1d (B048 d)": (conv1d, Code.BN_PRODUCER_UNSUPPORTED),
     "conv2d_transpose": (conv2d_transpose, Code.BN_PRODUCER_UNSUPPORTED),
-    "space_to_batch (B021 b)": (space_to_batch, Code.BN_PRODUCER_UNSUPPORTED),
 }
 
 

@@ -11,7 +11,7 @@ from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
-    Conv2dAttrs,
+    ConvAttrs,
     DenseAttrs,
     Kind,
     LeakyReluAttrs,
@@ -87,7 +87,7 @@ def test_conv2d(net):
     conv = net.conv2d(net.input("x", (1, 4, 8, 8)), 6, groups=2, strides=(2, 1), dilation=(1, 2), padding=1)
     node = last(net, conv)
     assert node.kind is Kind.CONV2D
-    assert node.attrs == Conv2dAttrs((2, 1), (1, 1, 1, 1), (1, 2), 2, 6, "NCHW", "OIHW", "NCHW")
+    assert node.attrs == ConvAttrs((2, 1), (1, 1, 1, 1), (1, 2), 2, 6, "NCHW", "OIHW", "NCHW")
     assert node.output == TensorInfo((1, 6, 4, 6), "float32")
 
 

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from tvm_fuse.core.graph import (
+    TRANSPOSED_KINDS,
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
@@ -172,7 +173,11 @@ def _classify_operator(call: Any) -> tuple[Kind, str, Any]:
         return _SIMPLE_KINDS[name], name, None
     if name in _READ_ATTRS:
         kind, read_attrs = _READ_ATTRS[name]
-        return kind, name, read_attrs(call)
+        attrs = read_attrs(call)
+        # TVM's schedules take every transposed kernel as input channels first, whatever its layout says.
+        if kind in TRANSPOSED_KINDS and not attrs.kernel_layout.startswith("IO"):
+            return Kind.OTHER, name, None
+        return kind, name, attrs
     pattern = call.op.get_attr("TOpPattern")
     is_elementwise = pattern is not None and int(pattern) in _ELEMENTWISE_PATTERNS
     return (Kind.ELEMENTWISE if is_elementwise else Kind.OTHER), name, None

@@ -1,4 +1,4 @@
-"""Batch norms fold into every kind of convolution, by value; channels are chosen so that a wrong axis shows."""
+"""Batch norms fold into every kind of convolution, by value; a wrong axis would fit, and so shows."""
 
 from __future__ import annotations
 
@@ -102,8 +102,8 @@ def test_b013_transposed_weight_whose_first_axis_is_not_the_output():
     net = Net()
     weight = net.weight(3, 6, 3, 3, fan_in=27)
     y = relay.nn.conv2d_transpose(
-        net.input("x", (1, 3, 28, 28)), weight, channels=6, kernel_size=(3, 3), strides=(2, 2), padding=(1, 1),
-        output_padding=(1, 1), kernel_layout="IOHW",
+        net.input("x", (1, 3, 28, 28)), weight, channels=6, kernel_size=(3, 3), strides=(2, 2),
+        padding=(1, 1), output_padding=(1, 1), kernel_layout="IOHW",
     )  # fmt: skip
     module = net.module(net.batch_norm(y))
     assert [int(dim) for dim in module["main"].ret_type.shape] == [1, 6, 56, 56]

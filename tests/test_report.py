@@ -107,6 +107,10 @@ def test_every_report_has_both_forms(report):
 # --- batch norms ---------------------------------------------------------------------------------
 
 
+def test_a_model_without_inputs_says_so():
+    assert line_with(render(make_report(inputs=())), "inputs: ").startswith("inputs: none ")
+
+
 def test_a_model_without_batch_norms():
     assert line_with(render(make_report()), "Batch norms folded").endswith(" 0 of 0")
 
@@ -164,7 +168,7 @@ def test_chains_are_counted_by_form_and_the_most_common_comes_first():
         "2 x conv2d + bias + hard swish", "1 x conv2d + leaky relu", "1 x dense + bias",
     ]  # fmt: skip
     assert json.loads(to_json(make_report(chains=chains)))["chains"][0] == {
-        "form": "dense_bias", "anchor": "node_0", "operators": ["op"],
+        "form": "dense_bias", "anchor": "node_0", "operators": ["op"], "ends": None,
     }  # fmt: skip
 
 

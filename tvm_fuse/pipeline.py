@@ -137,7 +137,7 @@ def compile_model(
         folds=records["FoldBatchNorm"].details,
         not_folded=_declined(records["FoldBatchNorm"].decisions),
         chains=tuple(
-            FusedKernel(group.name, group.anchor_name, group.operators)
+            FusedKernel(group.name, group.anchor_name, group.operators, group.chain.end)
             for group in records["PartitionChains"].details
         ),
         not_fused=_declined(records["PartitionChains"].decisions),

@@ -15,7 +15,7 @@ import numpy as np
 from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonOrigin
 from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.parity import ParityReport, ParityRow
-from tvm_fuse.core.reason import Decision
+from tvm_fuse.core.reason import Decision, Reason
 
 __all__ = ["Cost", "FusedKernel", "Latency", "Report", "render", "to_json"]
 
@@ -28,11 +28,12 @@ _WIDTH = 92
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A chain that became one kernel: name of its form, of its anchor, and its operators."""
+    """A chain that became one kernel: name of its form, of its anchor, its operators, and why it ends."""
 
     form: str
     anchor: str
     operators: tuple[str, ...]
+    ends: Reason | None = None
 
 
 @dataclass(frozen=True)
@@ -151,7 +152,7 @@ def render(report: Report) -> str:
 def _render_title(report: Report) -> list[str]:
     return [
         f"{report.model} for {report.target}",
-        f"inputs: {', '.join(report.inputs)}    ({report.tvm}, tvm-fuse {report.tool_version})",
+        f"inputs: {', '.join(report.inputs) or 'none'}    ({report.tvm}, tvm-fuse {report.tool_version})",
     ]
 
 

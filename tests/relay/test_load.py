@@ -372,3 +372,23 @@ def test_the_module_of_the_caller_stays_as_it_is(dense):
     before = dense.astext()
     load.model_from_module(dense, {"w": WEIGHT})
     assert dense.astext() == before
+
+
+def test_relay_text_in_memory_gives_no_operator_a_name():
+    from tvm_fuse.relay.base import relay
+    from tvm_fuse.relay.read import read_function
+
+    text = '#[version = "0.0.5"]\ndef @main(%x: Tensor[(1, 3), float32]) { nn.relu(tanh(%x)) }'
+    model = load.model_from_module(relay.fromtext(text))
+    assert [node.name for node in read_function(model.module["main"]).graph.nodes] == ["x", "", ""]
+
+
+def test_control_flow_is_refused_by_name():
+    from tvm_fuse.relay.base import relay
+
+    text = (
+        '#[version = "0.0.5"]\ndef @main(%c: bool, %x: Tensor[(1, 3), float32]) '
+        "{ if (%c) { nn.relu(%x) } else { %x } }"
+    )
+    with pytest.raises(ModelError, match="if"):
+        load.model_from_module(relay.fromtext(text))

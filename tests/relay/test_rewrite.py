@@ -132,6 +132,18 @@ def test_every_function_is_rewritten():
     assert {str(module[name].body.op.name) for name in ("main", "helper")} == {"tanh"}
 
 
+def test_functions_that_call_each_other():
+    """A called function needs its return type to be known before its caller is looked at."""
+    module = two_functions()
+    x = relay.var("x", shape=(1, 2))
+    call = relay.Call(module.get_global_var("helper"), [relay.exp(x)])
+    module["main"] = relay.Function([x], relay.exp(call))
+    new, changed = functions.rewrite_functions(module, to_tanh)
+    assert changed
+    assert str(new["main"].body.op.name) == str(new["helper"].body.op.name) == "tanh"
+    assert str(new["main"].body.args[0].args[0].op.name) == "tanh"
+
+
 def test_module_of_the_caller_is_not_changed():
     module = two_functions()
     functions.rewrite_functions(module, to_tanh)

@@ -73,10 +73,16 @@ def _add_run(commands: Any) -> None:
         "--align-epsilon", action="store_true", help="use the expected epsilon where the graph's differs"
     )
     parser.add_argument(
-        "--atol", type=_argument(_parse_tolerance), metavar="X", help="absolute tolerance of parity"
+        "--atol",
+        type=_argument(_parse_tolerance),
+        metavar="X",
+        help="absolute tolerance of parity, for all outputs (default: 1e-5 for float32)",
     )
     parser.add_argument(
-        "--rtol", type=_argument(_parse_tolerance), metavar="X", help="relative tolerance of parity"
+        "--rtol",
+        type=_argument(_parse_tolerance),
+        metavar="X",
+        help="relative tolerance of parity, for all outputs (default: 1e-5 for float32)",
     )
     parser.add_argument(
         "--seed",

@@ -144,8 +144,10 @@ def _check(path: Path, proto: Any) -> None:
     try:
         checker.check_model(str(path) if too_large_for_bytes else proto)
     except (checker.ValidationError, UnicodeDecodeError) as error:
-        first = str(error).strip().splitlines()[0]
-        raise ModelError(f"{path} is not a valid ONNX model: {first}", "export it again") from error
+        lines = str(error).strip().splitlines() or [
+            "a name in it is not UTF-8"
+        ]  # onnx 1.19 then says nothing
+        raise ModelError(f"{path} is not a valid ONNX model: {lines[0]}", "export it again") from error
 
 
 def _all_nodes(graph: Any) -> Iterator[Any]:

@@ -44,6 +44,8 @@ _NOT_FOR_REFERENCE = ("SimplifyExpr", "SimplifyExprPostAlterOp")
 #: kernel's entry makes more code than the kernels themselves.
 _CONFIG = {"tir.disable_assert": True}
 
+_ERROR_LINE = re.compile(r"\b\w*Error\b|[Cc]heck failed")
+
 #: A kernel's definition; TVM also writes a declaration of each, which ends in ";".
 _CUDA_KERNEL = re.compile(r"\b__global__\s+void\s+(?:__launch_bounds__\(\d+\)\s+)?(\w+)\s*\([^;{)]*\)\s*\{")
 
@@ -127,12 +129,17 @@ def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) ->
             "install the CUDA toolkit, or run on a machine without a GPU",
         ) from error
     except tvm.TVMError as error:
-        lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-        raise ToolFailed(f"relay.build failed for {target}: {lines[-1] if lines else error}") from error
+        raise ToolFailed(f"relay.build failed for {target}: {_summarize(error)}") from error
     source = _cuda_source(library) if is_cuda(target) else ""
     return Artifact(
         library, read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source))
     )
+
+
+def _summarize(error: Exception) -> str:
+    """The line of TVM's message that says what is wrong; TensorIR of the kernel may follow it."""
+    lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
+    return next((line for line in reversed(lines) if _ERROR_LINE.search(line)), lines[-1])
 
 
 @contextmanager

@@ -12,11 +12,10 @@ from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.onnx.read import TensorSpec, fix_shapes, read_onnx
 from tvm_fuse.relay.base import relay, tvm
-from tvm_fuse.relay.functions import rewrite_functions
-from tvm_fuse.relay.read import ReadFunction
-from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 
 __all__ = ["RelayModel", "load_model", "model_from_module"]
+
+_NO_BRANCHES = "export the model without branches and loops: they are not supported yet"
 
 
 @dataclass(frozen=True)
@@ -80,9 +79,17 @@ def _import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> RelayMode
                 f"{path}: {_last_line(error)}", "TVM's ONNX importer does not know the operator"
             ) from error
         except Exception as error:  # the importer raises whatever its converters run into
+            _refuse_onnx_branches(path, source.proto.graph)
             detail = _detail(error, complaints)
             raise ModelError(f"{path}: TVM cannot import the model: {detail}") from error
     return _finish(path.stem, module, params, source.outputs, source.epsilon)
+
+
+def _refuse_onnx_branches(path: Path, graph: Any) -> None:
+    """Name the control flow that the importer stumbled over, which its own message does not."""
+    for node in graph.node:
+        if node.op_type in ("If", "Loop", "Scan"):
+            raise ModelError(f"{path}: {node.op_type} {node.name!r} is control flow", _NO_BRANCHES)
 
 
 def _load_relay(path: Path, params: Path | None) -> RelayModel:
@@ -93,29 +100,10 @@ def _load_relay(path: Path, params: Path | None) -> RelayModel:
         try:
             text = path.read_text(encoding="utf-8")
             is_json = path.suffix.lower() == ".json"
-            module = tvm.ir.load_json(text) if is_json else _without_names(relay.fromtext(text))
+            module = tvm.ir.load_json(text) if is_json else relay.fromtext(text)
         except Exception as error:  # parser diagnostics come as several types
             raise ModelError(f"{path}: not a Relay module: {_detail(error, complaints)}") from error
     return model_from_module(module, _load_params(params) if params else {}, name=path.stem)
-
-
-def _without_names(module: Any) -> Any:
-    """Drop the source name that the parser leaves on all operators, as if it were the name of each."""
-
-    def rewrite(read: ReadFunction) -> Any:
-        calls = [
-            node.id
-            for node, expr in zip(read.graph.nodes, read.expressions)
-            if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op)
-        ]
-        return rebuild_function(read, {call: _unnamed(read, call) for call in calls})
-
-    return rewrite_functions(module, rewrite)[0]
-
-
-def _unnamed(read: ReadFunction, call: int) -> Replacement:
-    expr, sources = read.expressions[call], read.graph.nodes[call].inputs
-    return lambda new: relay.Call(expr.op, [new(source) for source in sources], expr.attrs)
 
 
 def _load_params(path: Path) -> Mapping[str, Any]:
@@ -190,6 +178,7 @@ def _finish(
         try:
             module = relay.transform.InferType()(module)
             _check_signature(name, module["main"])
+            _refuse_branches(name, module["main"])
             if _is_dynamic(module["main"].ret_type):
                 module = relay.transform.DynamicToStatic()(module)
         except tvm.TVMError as error:
@@ -215,6 +204,18 @@ def _check_params(main: Any, params: Mapping[str, Any]) -> None:
         got = relay.TensorType(value.shape, str(value.dtype))
         if _is_tensor(wanted) and not _is_dynamic(wanted) and wanted != got:
             raise UsageError(f"parameter {name!r}: wanted {wanted}, got {got}")
+
+
+def _refuse_branches(name: str, main: Any) -> None:
+    """The graph executor runs straight-line programs only."""
+    branches: list[Any] = []
+    relay.analysis.post_order_visit(
+        main.body, lambda expr: branches.append(expr) if isinstance(expr, (relay.If, relay.Match)) else None
+    )
+    if branches:
+        raise ModelError(
+            f"{name}: main has control flow ({type(branches[0]).__name__.lower()})", _NO_BRANCHES
+        )
 
 
 def _check_signature(name: str, main: Any) -> None:

@@ -137,7 +137,8 @@ def source_name(expr: Any) -> str:
     span = getattr(expr, "span", None)
     while span is not None and hasattr(span, "spans"):
         span = span.spans[0] if len(span.spans) else None
-    return str(span.source_name.name) if span is not None else ""
+    # The text parser puts a line and column of its own there, under one name for all operators.
+    return str(span.source_name.name) if span is not None and not span.line else ""
 
 
 def _tensors(checked_type: Any) -> tuple[TensorInfo, ...]:

@@ -47,7 +47,7 @@ def rebuild_function(read: ReadFunction, replacements: Mapping[int, Replacement]
     else:
         new_body = rebuilt[read.graph.outputs[0]]
     return relay.Function(
-        function.params, new_body, None, function.type_params, function.attrs, function.span
+        function.params, new_body, function.ret_type, function.type_params, function.attrs, function.span
     )
 
 

@@ -45,7 +45,7 @@ def AlignEpsilon(epsilon: Mapping[str, float], *, align: bool = False) -> Any:  
 
 
 def FoldBatchNorm() -> Any:  # noqa: N802
-    """Fold batch norms into the conv2d or dense before them.
+    """Fold batch norms into the convolutions and dense layers before them.
 
     Returns:
         A TVM module pass. It wants parameters bound as constants; a batch norm with parameters

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, Kind, TensorInfo, digest
+from tvm_fuse.core.graph import ANCHOR_KINDS, ELEMENTWISE_KINDS, Kind, TensorInfo, digest
 
 
 def test_readers_count_each_time_a_value_is_read():
@@ -88,8 +88,7 @@ def test_anchors_and_tuples_are_not_elementwise():
         Kind.CONSTANT,
         Kind.TUPLE,
         Kind.GET_ITEM,
-        Kind.CONV2D,
-        Kind.DENSE,
+        *ANCHOR_KINDS,
         Kind.BATCH_NORM,
     }
     assert set(Kind) - ELEMENTWISE_KINDS == structural | {Kind.OTHER}

@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, Graph, Kind
-from tvm_fuse.core.plan import ANCHORS, check_plan, plan_chains
+from tvm_fuse.core.graph import ANCHOR_KINDS, ELEMENTWISE_KINDS, Graph, Kind
+from tvm_fuse.core.plan import check_plan, plan_chains
 
 pytest.importorskip("hypothesis")
 from hypothesis import example, given, settings
@@ -77,7 +77,7 @@ def test_invariants(steps):
     graph = build(steps)
     plan = plan_chains(graph)
     check_plan(graph, plan)
-    anchors = graph.of_kind(*ANCHORS)
+    anchors = graph.of_kind(*ANCHOR_KINDS)
 
     # One decision an anchor, in order; a group for each that applied.
     assert [decision.at for decision in plan.decisions] == [str(anchor) for anchor in anchors]
@@ -89,7 +89,7 @@ def test_invariants(steps):
     for group in plan.groups:
         nodes = set(group.chain.nodes)
         kinds = {node: graph.nodes[node].kind for node in nodes}
-        assert [node for node in nodes if kinds[node] in ANCHORS] == [group.chain.anchor]
+        assert [node for node in nodes if kinds[node] in ANCHOR_KINDS] == [group.chain.anchor]
         assert all(kinds[node] in ELEMENTWISE_KINDS for node in nodes - {group.chain.anchor})
         assert group.chain.steps
         assert group.chain.end is not None

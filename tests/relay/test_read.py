@@ -11,7 +11,7 @@ from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
-    Conv2dAttrs,
+    ConvAttrs,
     DenseAttrs,
     Kind,
     LeakyReluAttrs,
@@ -44,6 +44,15 @@ def named(expr, name):
 
 # --- operators -----------------------------------------------------------------------------------
 
+
+def transposed(x, kernel_layout):
+    shape = (4, 1, 3, 3) if kernel_layout == "IOHW" else (1, 4, 3, 3)
+    return relay.nn.conv2d_transpose(
+        x, relay.const(np.ones(shape, "float32")), channels=2, kernel_size=(3, 3), strides=(2, 1), groups=2,
+        kernel_layout=kernel_layout,
+    )  # fmt: skip
+
+
 OPERATORS = {
     "add": (lambda x: x + x, Kind.ADD, None),
     "subtract": (lambda x: x - x, Kind.SUBTRACT, None),
@@ -65,9 +74,8 @@ OPERATORS = {
     "nn.max_pool2d": (lambda x: relay.nn.max_pool2d(x), Kind.OTHER, None),
     "sum": (lambda x: relay.sum(x), Kind.OTHER, None),
     "nn.conv2d_transpose": (
-        lambda x: relay.nn.conv2d_transpose(x, relay.const(np.ones((4, 2, 3, 3), "float32")), channels=2,
-                                            kernel_size=(3, 3)),
-        Kind.OTHER, None,
+        lambda x: transposed(x, "IOHW"), Kind.CONV2D_TRANSPOSE,
+        ConvAttrs((2, 1), (0, 0, 0, 0), (1, 1), 2, 2, "NCHW", "IOHW", "NCHW"),
     ),
 }  # fmt: skip
 
@@ -79,6 +87,10 @@ def test_operator(net, op):
     assert (node.op, node.kind, node.attrs) == (op, kind, attrs)
 
 
+def test_a_transposed_kernel_that_tvm_misreads_is_no_convolution(net):
+    assert last(net, transposed(net.input("x", (1, 4, 5, 5)), "OIHW")).kind is Kind.OTHER
+
+
 def test_prelu_is_elementwise_by_what_tvm_says():
     assert int(tvm.ir.Op.get("nn.prelu").get_attr("TOpPattern")) == 1
 
@@ -87,7 +99,7 @@ def test_conv2d(net):
     conv = net.conv2d(net.input("x", (1, 4, 8, 8)), 6, groups=2, strides=(2, 1), dilation=(1, 2), padding=1)
     node = last(net, conv)
     assert node.kind is Kind.CONV2D
-    assert node.attrs == Conv2dAttrs((2, 1), (1, 1, 1, 1), (1, 2), 2, 6, "NCHW", "OIHW", "NCHW")
+    assert node.attrs == ConvAttrs((2, 1), (1, 1, 1, 1), (1, 2), 2, 6, "NCHW", "OIHW", "NCHW")
     assert node.output == TensorInfo((1, 6, 4, 6), "float32")
 
 

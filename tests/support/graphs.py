@@ -22,7 +22,7 @@ from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
-    Conv2dAttrs,
+    ConvAttrs,
     DenseAttrs,
     Graph,
     Kind,
@@ -111,7 +111,7 @@ class GraphBuilder:
             "H": _window(x["H"], w["H"], strides[0], top + bottom, dilation[0]),
             "W": _window(x["W"], w["W"], strides[1], left + right, dilation[1]),
         }
-        attrs = Conv2dAttrs(
+        attrs = ConvAttrs(
             tuple(strides), tuple(padding), tuple(dilation), groups, out["C"], layout, kernel, layout
         )
         return self.node(Kind.CONV2D, "nn.conv2d", (data, weight), shape_in(layout, out), attrs, name)
@@ -269,7 +269,7 @@ def _copy_folded(builder: GraphBuilder, graph: Graph, record: FoldRecord, new: d
     anchor = graph.nodes[record.anchor]
     inputs = [new[anchor.inputs[0]], builder.const(record.weight)]
     copy = builder.node(anchor.kind, anchor.op, inputs, anchor.outputs, anchor.attrs, anchor.name)
-    layout = anchor.attrs.out_layout if isinstance(anchor.attrs, Conv2dAttrs) else "NC"
+    layout = anchor.attrs.out_layout if isinstance(anchor.attrs, ConvAttrs) else "NC"
     bias = record.bias.reshape([record.bias.size if letter == "C" else 1 for letter, _ in tokens(layout)])
     return builder.add(copy, bias)
 

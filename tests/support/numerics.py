@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tests.support.graphs import Norm, shape_in, sizes, tokens
-from tvm_fuse.core.graph import Conv2dAttrs, Graph, Kind, Node
+from tvm_fuse.core.graph import ConvAttrs, Graph, Kind, Node
 
 __all__ = ["conv2d", "evaluate", "fold_by_hand", "from_plain", "max_error", "normalize", "to_plain"]
 
@@ -55,7 +55,7 @@ def _plain_index(index: Sequence[int], shape: Sequence[int], layout: str, order:
 # --- operators -------------------------------------------------------------------------------
 
 
-def conv2d(data: np.ndarray, weight: np.ndarray, attrs: Conv2dAttrs) -> np.ndarray:
+def conv2d(data: np.ndarray, weight: np.ndarray, attrs: ConvAttrs) -> np.ndarray:
     """A convolution in float64, in and out in the layout of ``attrs``."""
     x = to_plain(np.asarray(data, np.float64), attrs.data_layout, "NCHW")
     w = _canonical_kernel(to_plain(np.asarray(weight, np.float64), attrs.kernel_layout, "OIHW"), attrs)
@@ -74,7 +74,7 @@ def conv2d(data: np.ndarray, weight: np.ndarray, attrs: Conv2dAttrs) -> np.ndarr
     return from_plain(y, "NCHW", attrs.out_layout)
 
 
-def _canonical_kernel(w: np.ndarray, attrs: Conv2dAttrs) -> np.ndarray:
+def _canonical_kernel(w: np.ndarray, attrs: ConvAttrs) -> np.ndarray:
     """A depthwise kernel ``(C, multiplier, H, W)`` as ``(C * multiplier, 1, H, W)``."""
     if attrs.channels == w.shape[0]:
         return w

@@ -20,7 +20,7 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tvm_fuse.core.activations import match_activation
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, Conv2dAttrs, Dim, Graph, Kind, Node
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, ConvAttrs, Dim, Graph, Kind, Node
 from tvm_fuse.core.layout import axis_index, channel_vector_shape
 from tvm_fuse.core.reason import Code, Reason
 
@@ -177,7 +177,7 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
 
 def _channel_axis(anchor: Node) -> int | None:
     """The one axis of the anchor's output that is its channel; None when it is split in blocks."""
-    if isinstance(anchor.attrs, Conv2dAttrs):
+    if isinstance(anchor.attrs, ConvAttrs):
         return axis_index(anchor.attrs.out_layout, "C")
     return len(anchor.output.shape) - 1
 
@@ -186,7 +186,7 @@ def _is_channel_vector(anchor: Node, operand: Node) -> bool:
     """Whether an operand holds one number a channel of the anchor's output."""
     shape = anchor.output.shape
     wanted: tuple[Dim, ...] | None = (1,) * (len(shape) - 1) + shape[-1:]
-    if isinstance(anchor.attrs, Conv2dAttrs):
+    if isinstance(anchor.attrs, ConvAttrs):
         wanted = channel_vector_shape(anchor.attrs.out_layout, "C", shape)
     return wanted is not None and _without_leading_ones(operand.output.shape) == _without_leading_ones(wanted)
 

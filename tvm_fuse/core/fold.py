@@ -10,7 +10,8 @@
     b'    = (b - mean) * scale + beta
 
 Shapes: gamma, beta, mean, var, b: ``(C,)``; W in any layout whose output channel is one axis,
-blocked or not, or a depthwise kernel whose two channel axes together make the output channel.
+blocked or not; a depthwise kernel whose two channel axes together make the output channel; or a
+transposed kernel, where the output channel is the group and the position in it.
 
 Numerics: everything is computed in float64 and rounded once, W' to the dtype of the weights and
 b' to that of the output. With unit roundoff u of that dtype a folded number differs from the exact
@@ -34,7 +35,18 @@ from typing import Any
 import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
-from tvm_fuse.core.graph import Array, BatchNormAttrs, BiasAddAttrs, Conv2dAttrs, Graph, Kind, Node, digest
+from tvm_fuse.core.graph import (
+    ANCHOR_KINDS,
+    TRANSPOSED_KINDS,
+    Array,
+    BatchNormAttrs,
+    BiasAddAttrs,
+    ConvAttrs,
+    Graph,
+    Kind,
+    Node,
+    digest,
+)
 from tvm_fuse.core.layout import axis_index, spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 
@@ -53,9 +65,6 @@ RULE = "fold-batch-norm"
 
 #: Floating-point dtypes that NumPy has.
 _FLOATS = ("float16", "float32", "float64")
-
-#: Operators that absorb a batch norm.
-ANCHORS = (Kind.CONV2D, Kind.DENSE)
 
 _ACTIVATION_KINDS = frozenset(
     spelling.kind for record in ACTIVATIONS for spelling in record.spellings if isinstance(spelling, Apply)
@@ -84,7 +93,7 @@ class FoldRecord:
     """One batch norm folded into one anchor.
 
     Args:
-        anchor: Id of the conv2d or dense.
+        anchor: Id of the convolution or dense layer.
         batch_norm: Id of the batch norm.
         results: Ids of the values to replace (the normalized output, once for each time it is taken
             out of the tuple).
@@ -131,32 +140,59 @@ def fold_bias(bn: BatchNorm, bias: Array | None) -> Array:
     return shifted * fold_scale(bn) + bn.beta
 
 
-def fold_weight(weight: Array, scale: Array, layout: str) -> Array | None:
+def fold_weight(
+    weight: Array, scale: Array, layout: str, *, groups: int = 1, transposed: bool = False
+) -> Array | None:
     """Multiply a kernel by ``scale`` along its output channel.
 
     Args:
         weight: Kernel of any dtype, in ``layout``.
         scale: float64 ``(C,)``.
-        layout: Kernel layout: ``OIHW``, ``HWIO``, ``OIHW16i16o``, ``OI``, ...
+        layout: Kernel layout: ``OIHW``, ``HWIO``, ``OIHW16i16o``, ``IOHW``, ``OI``, ...
+        groups: Groups of a transposed convolution.
+        transposed: Whether the kernel is a transposed convolution's.
 
     Returns:
-        The product in float64, or None when no axis of the kernel is the output channel.
+        The product in float64, or None when the kernel has no axis that is the output channel.
     """
-    factor = spread(scale, layout, "O", weight.shape)
-    if factor is None:
-        factor = _spread_depthwise(weight.shape, scale, layout)
+    if transposed:
+        factor = _spread_transposed(weight.shape, scale, layout, groups)
+    else:
+        factor = spread(scale, layout, "O", weight.shape)
+        if factor is None:
+            factor = _spread_depthwise(weight.shape, scale, layout)
     return None if factor is None else weight.astype(np.float64) * factor
+
+
+def _channel_axes(shape: tuple[int, ...], layout: str) -> tuple[int, int] | None:
+    """Positions of O and I in a kernel, when neither is split in blocks."""
+    outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
+    if outer is None or inner is None or len(layout) != len(shape):
+        return None
+    return outer, inner
 
 
 def _spread_depthwise(shape: tuple[int, ...], scale: Array, layout: str) -> Array | None:
     """A depthwise kernel ``(.., C, multiplier, ..)``: output channel = c * multiplier + m."""
-    outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
-    if outer is None or inner is None or len(layout) != len(shape):
+    axes = _channel_axes(shape, layout)
+    if axes is None or shape[axes[0]] * shape[axes[1]] != scale.size:
         return None
-    if shape[outer] * shape[inner] != scale.size:
+    return _spread_matrix(scale.reshape(shape[axes[0]], shape[axes[1]]), shape, axes)
+
+
+def _spread_transposed(shape: tuple[int, ...], scale: Array, layout: str, groups: int) -> Array | None:
+    """A transposed kernel: input channel i is in group i // (I / groups), output channel = group * O + o."""
+    axes = _channel_axes(shape, layout)
+    if axes is None or shape[axes[0]] * groups != scale.size or shape[axes[1]] % groups:
         return None
-    matrix = scale.reshape(shape[outer], shape[inner])
-    target = tuple(size if index in (outer, inner) else 1 for index, size in enumerate(shape))
+    by_group = scale.reshape(groups, shape[axes[0]]).T
+    return _spread_matrix(np.repeat(by_group, shape[axes[1]] // groups, axis=1), shape, axes)
+
+
+def _spread_matrix(matrix: Array, shape: tuple[int, ...], axes: tuple[int, int]) -> Array:
+    """View a matrix over (O, I) as a tensor that broadcasts with the kernel."""
+    outer, inner = axes
+    target = tuple(size if index in axes else 1 for index, size in enumerate(shape))
     return (matrix if outer < inner else matrix.T).reshape(target)
 
 
@@ -238,17 +274,17 @@ def _find_producer(graph: Graph, bn: Node) -> _Producer | Reason:
             if reason is not None:
                 return reason
             source = anchor
-    if source.kind in ANCHORS:
+    if source.kind in ANCHOR_KINDS:
         return _Producer(source, bias)
     code = Code.BN_AFTER_ACTIVATION if source.kind in _ACTIVATION_KINDS else Code.BN_PRODUCER_UNSUPPORTED
-    return Reason(code, str(bn), "conv2d or dense (with or without bias) before it", source.op)
+    return Reason(code, str(bn), "a convolution or dense layer (with or without bias) before it", source.op)
 
 
 def _split_bias(graph: Graph, add: Node) -> tuple[Array, Node] | None:
     """A per-channel constant and the anchor it is added to, if ``add`` is that."""
     for value, other in (add.inputs, add.inputs[::-1]):
         anchor, constant = graph.nodes[value], graph.constant(other)
-        if anchor.kind in ANCHORS and constant is not None:
+        if anchor.kind in ANCHOR_KINDS and constant is not None:
             vector = _channel_vector(add, anchor, constant)
             if vector is not None:
                 return vector, anchor
@@ -277,14 +313,14 @@ def _channel_vector(add: Node, anchor: Node, constant: Array) -> Array | None:
 
 def _channel_axis(anchor: Node) -> int | None:
     """The axis of the anchor's output that is its output channel."""
-    if isinstance(anchor.attrs, Conv2dAttrs):
+    if isinstance(anchor.attrs, ConvAttrs):
         return axis_index(anchor.attrs.out_layout, "C")
     return len(anchor.output.shape) - 1
 
 
 def _only_reader(graph: Graph, value: Node, reader: Node) -> Reason | None:
     """Nobody else may read a value that folding changes."""
-    if value.kind not in (*ANCHORS, Kind.ADD, Kind.BIAS_ADD):
+    if value.kind not in ANCHOR_KINDS | {Kind.ADD, Kind.BIAS_ADD}:
         return None
     wanted = f"{reader} as the only reader"
     if graph.is_output(value.id):
@@ -300,7 +336,7 @@ def _axis_is_channel(bn: Node, anchor: Node) -> Reason | None:
     channel = _channel_axis(anchor)
     if bn.attrs.axis == channel:
         return None
-    where = f" of {anchor.attrs.out_layout}" if isinstance(anchor.attrs, Conv2dAttrs) else ""
+    where = f" of {anchor.attrs.out_layout}" if isinstance(anchor.attrs, ConvAttrs) else ""
     wanted = f"axis {channel}{where}" if channel is not None else "one unblocked channel axis"
     return Reason(Code.BN_AXIS_NOT_CHANNEL, str(bn), wanted, f"axis {bn.attrs.axis}{where}")
 
@@ -376,6 +412,12 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     return _construct(graph, bn, producer, results)
 
 
+def _fold_weight_of(anchor: Node, weight: Array, scale: Array) -> Array | None:
+    if anchor.kind not in TRANSPOSED_KINDS:
+        return fold_weight(weight, scale, anchor.attrs.kernel_layout)
+    return fold_weight(weight, scale, anchor.attrs.kernel_layout, groups=anchor.attrs.groups, transposed=True)
+
+
 def _construct(
     graph: Graph, bn: BatchNorm, producer: _Producer, results: tuple[int, ...]
 ) -> FoldRecord | Reason:
@@ -389,7 +431,7 @@ def _construct(
         return reason
     with np.errstate(over="ignore", invalid="ignore"):
         scale = fold_scale(bn)
-        exact = fold_weight(weight, scale, anchor.attrs.kernel_layout)
+        exact = _fold_weight_of(anchor, weight, scale)
         exact_bias = fold_bias(bn, producer.bias)
     if exact is None:
         got = f"{anchor.attrs.kernel_layout} {weight.shape}"

@@ -19,11 +19,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 __all__ = [
+    "ANCHOR_KINDS",
+    "CONVOLUTION_KINDS",
+    "TRANSPOSED_KINDS",
     "Array",
     "BatchNormAttrs",
     "BiasAddAttrs",
     "ClipAttrs",
-    "Conv2dAttrs",
+    "ConvAttrs",
     "DenseAttrs",
     "Dim",
     "Graph",
@@ -48,7 +51,12 @@ class Kind(str, Enum):
     CONSTANT = "constant"
     TUPLE = "tuple"
     GET_ITEM = "get_item"
+    CONV1D = "conv1d"
     CONV2D = "conv2d"
+    CONV3D = "conv3d"
+    CONV1D_TRANSPOSE = "conv1d_transpose"
+    CONV2D_TRANSPOSE = "conv2d_transpose"
+    CONV3D_TRANSPOSE = "conv3d_transpose"
     DENSE = "dense"
     BATCH_NORM = "batch_norm"
     BIAS_ADD = "bias_add"
@@ -66,6 +74,15 @@ class Kind(str, Enum):
     ELEMENTWISE = "elementwise"
     OTHER = "other"
 
+
+#: Convolutions whose kernel holds input channels x (output channels / groups).
+TRANSPOSED_KINDS = frozenset({Kind.CONV1D_TRANSPOSE, Kind.CONV2D_TRANSPOSE, Kind.CONV3D_TRANSPOSE})
+
+#: All convolutions.
+CONVOLUTION_KINDS = TRANSPOSED_KINDS | {Kind.CONV1D, Kind.CONV2D, Kind.CONV3D}
+
+#: Operators that a chain starts with and that absorb a batch norm.
+ANCHOR_KINDS = CONVOLUTION_KINDS | {Kind.DENSE}
 
 #: Kinds that a fused kernel can compute in registers, element by element.
 ELEMENTWISE_KINDS = frozenset(
@@ -86,8 +103,12 @@ ELEMENTWISE_KINDS = frozenset(
 
 
 @dataclass(frozen=True)
-class Conv2dAttrs:
-    """A 2-D convolution. Layouts are spelled like ``NCHW``, ``OIHW`` or ``OIHW16i16o``."""
+class ConvAttrs:
+    """A convolution over 1, 2 or 3 spatial axes, transposed or not.
+
+    Layouts are spelled like ``NCHW``, ``OIHW`` or ``OIHW16i16o``; in a transposed convolution's kernel
+    ``I`` is the input channels and ``O`` the output channels of one group.
+    """
 
     strides: tuple[int, ...]
     padding: tuple[int, ...]

@@ -11,15 +11,12 @@ from dataclasses import dataclass
 
 from tvm_fuse.core.chain import Chain, grow_chain
 from tvm_fuse.core.errors import InternalError
-from tvm_fuse.core.graph import Graph, Kind, Node
+from tvm_fuse.core.graph import ANCHOR_KINDS, Graph, Node
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 
-__all__ = ["ANCHORS", "FusionGroup", "FusionPlan", "check_plan", "plan_chains"]
+__all__ = ["FusionGroup", "FusionPlan", "check_plan", "plan_chains"]
 
 RULE = "chain"
-
-#: Operators a chain can start with, and the name of the chain's family.
-ANCHORS = {Kind.CONV2D: "conv2d", Kind.DENSE: "dense"}
 
 
 @dataclass(frozen=True)
@@ -59,13 +56,13 @@ def plan_chains(graph: Graph) -> FusionPlan:
     groups: list[FusionGroup] = []
     decisions: list[Decision] = []
     taken: set[int] = set()
-    for anchor in reversed(graph.of_kind(*ANCHORS)):
+    for anchor in reversed(graph.of_kind(*ANCHOR_KINDS)):
         chain = grow_chain(graph, anchor.id, taken)
         reason = _check_static(anchor) or _check_epilogue(chain)
         if reason is not None:
             decisions.append(declined(RULE, str(anchor), reason))
             continue
-        name = "_".join((ANCHORS[anchor.kind], *chain.epilogue))
+        name = "_".join((anchor.kind.value, *chain.epilogue))
         group = FusionGroup(name, chain, str(anchor), tuple(graph.nodes[node].op for node in chain.nodes))
         taken.update(chain.nodes)
         groups.append(group)

@@ -47,7 +47,7 @@ class Code(str, Enum):
 
 #: What a user can do about each code; shown beside the reason.
 HINTS = {
-    Code.BN_PRODUCER_UNSUPPORTED: "only conv2d and dense (with or without a bias) absorb a batch norm; "
+    Code.BN_PRODUCER_UNSUPPORTED: "only convolutions and dense layers (with or without bias) absorb it; "
     "it stays as one multiply and one add",
     Code.BN_AFTER_ACTIVATION: "a batch norm after an activation cannot move into the convolution before it",
     Code.BN_PARAMETERS_NOT_CONSTANT: "bind the parameters: pass params=..., or use relay.build_module."

@@ -21,7 +21,7 @@ import numpy as np
 from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon, resolve_expected
 from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.fold import FoldRecord, plan_folds
-from tvm_fuse.core.graph import Conv2dAttrs, Kind, Node
+from tvm_fuse.core.graph import ConvAttrs, Kind, Node
 from tvm_fuse.core.layout import spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined, refusal
 from tvm_fuse.relay.base import relay, tvm
@@ -106,7 +106,7 @@ def _bias_like_output(anchor: Node, bias: np.ndarray) -> np.ndarray:
     """The bias with the rank of the anchor's output: (1, C, 1, 1) for NCHW, (1, C) for dense."""
     bias = bias.astype(anchor.output.dtype)
     rank = len(anchor.output.shape)
-    if not isinstance(anchor.attrs, Conv2dAttrs):
+    if not isinstance(anchor.attrs, ConvAttrs):
         return bias.reshape((1,) * (rank - 1) + (-1,))
     layout = anchor.attrs.out_layout
     shape = tuple(bias.size if axis == "C" else 1 for axis in layout)

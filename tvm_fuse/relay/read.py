@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Any, Callable
 
 from tvm_fuse.core.graph import (
+    TRANSPOSED_KINDS,
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
-    Conv2dAttrs,
+    ConvAttrs,
     DenseAttrs,
     Dim,
     Graph,
@@ -173,17 +174,21 @@ def _classify_operator(call: Any) -> tuple[Kind, str, Any]:
         return _SIMPLE_KINDS[name], name, None
     if name in _READ_ATTRS:
         kind, read_attrs = _READ_ATTRS[name]
-        return kind, name, read_attrs(call)
+        attrs = read_attrs(call)
+        # TVM's schedules take every transposed kernel as input channels first, whatever its layout says.
+        if kind in TRANSPOSED_KINDS and not attrs.kernel_layout.startswith("IO"):
+            return Kind.OTHER, name, None
+        return kind, name, attrs
     pattern = call.op.get_attr("TOpPattern")
     is_elementwise = pattern is not None and int(pattern) in _ELEMENTWISE_PATTERNS
     return (Kind.ELEMENTWISE if is_elementwise else Kind.OTHER), name, None
 
 
-def _read_conv2d(call: Any) -> Conv2dAttrs:
+def _read_conv(call: Any) -> ConvAttrs:
     attrs = call.attrs
     data_layout = str(attrs.data_layout)
     channels = attrs.channels
-    return Conv2dAttrs(
+    return ConvAttrs(
         strides=tuple(int(value) for value in attrs.strides),
         padding=tuple(int(value) for value in attrs.padding),
         dilation=tuple(int(value) for value in attrs.dilation),
@@ -207,9 +212,14 @@ def _positive_axis(axis: int, data: Any) -> int:
 
 #: Operators with attributes that matter: name -> kind and reader.
 _READ_ATTRS: dict[str, tuple[Kind, Callable[[Any], Any]]] = {
-    "nn.conv2d": (Kind.CONV2D, _read_conv2d),
-    "nn.contrib_conv2d_NCHWc": (Kind.CONV2D, _read_conv2d),
-    "nn.contrib_depthwise_conv2d_NCHWc": (Kind.CONV2D, _read_conv2d),
+    "nn.conv1d": (Kind.CONV1D, _read_conv),
+    "nn.conv2d": (Kind.CONV2D, _read_conv),
+    "nn.conv3d": (Kind.CONV3D, _read_conv),
+    "nn.conv1d_transpose": (Kind.CONV1D_TRANSPOSE, _read_conv),
+    "nn.conv2d_transpose": (Kind.CONV2D_TRANSPOSE, _read_conv),
+    "nn.conv3d_transpose": (Kind.CONV3D_TRANSPOSE, _read_conv),
+    "nn.contrib_conv2d_NCHWc": (Kind.CONV2D, _read_conv),
+    "nn.contrib_depthwise_conv2d_NCHWc": (Kind.CONV2D, _read_conv),
     "nn.dense": (Kind.DENSE, lambda call: DenseAttrs("OI")),
     "nn.contrib_dense_pack": (Kind.DENSE, lambda call: DenseAttrs(str(call.attrs.weight_layout))),
     "nn.batch_norm": (Kind.BATCH_NORM, _read_batch_norm),

@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder, Norm, apply_folds, plain_norm, random_norm, sizes
-from tests.support.numerics import evaluate, fold_by_hand, from_plain, max_error
+from tests.support.numerics import evaluate, fold_by_hand, max_error
 from tvm_fuse.core.fold import (
     BatchNorm,
     audit_statistics,
     fold_bias,
     fold_scale,
-    fold_weight,
     plan_folds,
     read_batch_norm,
 )
@@ -264,23 +263,6 @@ def test_formula_of_one_channel():
     assert fold_scale(bn) == [2.0]
     assert fold_bias(bn, None) == [-1.5]
     assert fold_bias(bn, np.array([3.0])) == [4.5]
-
-
-def test_fold_weight_without_a_channel_axis_is_none():
-    assert fold_weight(draw(3, 3, 3, 3), np.ones(4), "OIHW") is None
-    assert fold_weight(draw(2, 2), np.ones(2), "NC") is None
-    assert fold_weight(draw(2, 2, 2, 2), np.ones(2), "OI") is None
-
-
-@pytest.mark.parametrize("layout", ["OIHW", "HWIO", "OHWI", "OIHW2i4o", "HWOI"])
-def test_fold_weight_against_index_arithmetic(layout):
-    plain = draw(8, 8, 3, 3)
-    scale = draw(8, seed=2)
-    wanted = plain.copy()
-    for o in range(8):
-        wanted[o] *= scale[o]
-    got = fold_weight(from_plain(plain, "OIHW", layout), scale, layout)
-    assert max_error(got, from_plain(wanted, "OIHW", layout)) == 0
 
 
 def test_weight_with_one_output_channel():

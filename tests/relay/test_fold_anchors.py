@@ -130,3 +130,28 @@ def test_a_transposed_kernel_that_tvm_itself_misreads_is_left_alone():
     assert tvm.ir.structural_equal(transform.FoldBatchNorm()(module), module)
     (decision,) = record.last_report()["FoldBatchNorm"].decisions
     assert decision.reason.code is Code.BN_PRODUCER_UNSUPPORTED
+
+
+@pytest.mark.parametrize("spelling", ["rsqrt", "divide", "power", "std", "two in a row"])
+def test_b049_a_batch_norm_in_pieces_folds(spelling):
+    net = Net()
+    gamma, beta, mean, var = (relay.const(v.reshape(C, 1, 1)) for v in net.norm_values(C))
+    epsilon = relay.const(1e-3)
+    y = relay.nn.conv2d(
+        net.input("x", (1, C, 5, 6)), net.weight(C, C, 3, 3, fan_in=9 * C), channels=C, kernel_size=(3, 3)
+    )
+    pieces = {
+        "rsqrt": lambda: (y - mean) * (gamma * relay.rsqrt(var + epsilon)) + beta,
+        "divide": lambda: (y - mean) / relay.sqrt(var + epsilon) * gamma + beta,
+        "power": lambda: beta + gamma * relay.power(var + epsilon, relay.const(-0.5)) * (y - mean),
+        "std": lambda: y / var - mean,
+        "two in a row": lambda: net.batch_norm((net.batch_norm(y) - mean) * gamma),
+    }
+    module = net.module(relay.nn.relu(pieces[spelling]()))
+    inputs = feeds(module)
+    fused = transform.PartitionChains()(transform.FoldBatchNorm()(module))
+    assert set(count_operators(fused)) == {"nn.conv2d", "add", "nn.relu"}
+    assert record.last_report()["FoldScaleShift"].details
+    np.testing.assert_allclose(
+        run(plain_build(fused), inputs)[0], run_unfused(module, inputs)[0], rtol=1e-5, atol=1e-5
+    )

@@ -21,8 +21,9 @@ from enum import Enum
 
 from tvm_fuse.core.activations import match_activation
 from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, ConvAttrs, Dim, Graph, Kind, Node
-from tvm_fuse.core.layout import axis_index, channel_vector_shape
+from tvm_fuse.core.layout import channel_vector_shape
 from tvm_fuse.core.reason import Code, Reason
+from tvm_fuse.core.weights import channel_axis
 
 __all__ = ["MOST_OPERATORS", "Chain", "Step", "StepKind", "grow_chain"]
 
@@ -162,7 +163,7 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     if len(nodes) != 1 or node.kind not in (Kind.ADD, Kind.BIAS_ADD):
         return StepKind.ELEMENTWISE
     if isinstance(node.attrs, BiasAddAttrs):
-        along_channel = node.attrs.axis == _channel_axis(graph.nodes[anchor])
+        along_channel = node.attrs.axis == channel_axis(graph.nodes[anchor])
         return StepKind.BIAS if along_channel else StepKind.ELEMENTWISE
     others = [source for source in node.inputs if source != value]
     if len(others) != 1:
@@ -173,13 +174,6 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     if other.output.shape == graph.nodes[value].output.shape:
         return StepKind.RESIDUAL
     return StepKind.ELEMENTWISE
-
-
-def _channel_axis(anchor: Node) -> int | None:
-    """The one axis of the anchor's output that is its channel; None when it is split in blocks."""
-    if isinstance(anchor.attrs, ConvAttrs):
-        return axis_index(anchor.attrs.out_layout, "C")
-    return len(anchor.output.shape) - 1
 
 
 def _is_channel_vector(anchor: Node, operand: Node) -> bool:

@@ -30,25 +30,21 @@ Source: Ioffe and Szegedy 2015, section 3.1; the algebra is in every text on dep
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Any
 
 import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
 from tvm_fuse.core.graph import (
     ANCHOR_KINDS,
-    TRANSPOSED_KINDS,
     Array,
     BatchNormAttrs,
-    BiasAddAttrs,
     ConvAttrs,
     Graph,
     Kind,
     Node,
-    digest,
 )
-from tvm_fuse.core.layout import axis_index, spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+from tvm_fuse.core.weights import absorb, channel_axis, channel_vector
 
 __all__ = [
     "BatchNorm",
@@ -56,15 +52,11 @@ __all__ = [
     "audit_statistics",
     "fold_bias",
     "fold_scale",
-    "fold_weight",
     "plan_folds",
     "read_batch_norm",
 ]
 
 RULE = "fold-batch-norm"
-
-#: Floating-point dtypes that NumPy has.
-_FLOATS = ("float16", "float32", "float64")
 
 _ACTIVATION_KINDS = frozenset(
     spelling.kind for record in ACTIVATIONS for spelling in record.spellings if isinstance(spelling, Apply)
@@ -138,62 +130,6 @@ def fold_bias(bn: BatchNorm, bias: Array | None) -> Array:
     """``(b - mean) * scale + beta``, float64 ``(C,)``; ``bias=None`` means 0."""
     shifted = -bn.mean if bias is None else bias.astype(np.float64) - bn.mean
     return shifted * fold_scale(bn) + bn.beta
-
-
-def fold_weight(
-    weight: Array, scale: Array, layout: str, *, groups: int = 1, transposed: bool = False
-) -> Array | None:
-    """Multiply a kernel by ``scale`` along its output channel.
-
-    Args:
-        weight: Kernel of any dtype, in ``layout``.
-        scale: float64 ``(C,)``.
-        layout: Kernel layout: ``OIHW``, ``HWIO``, ``OIHW16i16o``, ``IOHW``, ``OI``, ...
-        groups: Groups of a transposed convolution.
-        transposed: Whether the kernel is a transposed convolution's.
-
-    Returns:
-        The product in float64, or None when the kernel has no axis that is the output channel.
-    """
-    if transposed:
-        factor = _spread_transposed(weight.shape, scale, layout, groups)
-    else:
-        factor = spread(scale, layout, "O", weight.shape)
-        if factor is None:
-            factor = _spread_depthwise(weight.shape, scale, layout)
-    return None if factor is None else weight.astype(np.float64) * factor
-
-
-def _channel_axes(shape: tuple[int, ...], layout: str) -> tuple[int, int] | None:
-    """Positions of O and I in a kernel, when neither is split in blocks."""
-    outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
-    if outer is None or inner is None or len(layout) != len(shape):
-        return None
-    return outer, inner
-
-
-def _spread_depthwise(shape: tuple[int, ...], scale: Array, layout: str) -> Array | None:
-    """A depthwise kernel ``(.., C, multiplier, ..)``: output channel = c * multiplier + m."""
-    axes = _channel_axes(shape, layout)
-    if axes is None or shape[axes[0]] * shape[axes[1]] != scale.size:
-        return None
-    return _spread_matrix(scale.reshape(shape[axes[0]], shape[axes[1]]), shape, axes)
-
-
-def _spread_transposed(shape: tuple[int, ...], scale: Array, layout: str, groups: int) -> Array | None:
-    """A transposed kernel: input channel i is in group i // (I / groups), output channel = group * O + o."""
-    axes = _channel_axes(shape, layout)
-    if axes is None or shape[axes[0]] * groups != scale.size or shape[axes[1]] % groups:
-        return None
-    by_group = scale.reshape(groups, shape[axes[0]]).T
-    return _spread_matrix(np.repeat(by_group, shape[axes[1]] // groups, axis=1), shape, axes)
-
-
-def _spread_matrix(matrix: Array, shape: tuple[int, ...], axes: tuple[int, int]) -> Array:
-    """View a matrix over (O, I) as a tensor that broadcasts with the kernel."""
-    outer, inner = axes
-    target = tuple(size if index in axes else 1 for index, size in enumerate(shape))
-    return (matrix if outer < inner else matrix.T).reshape(target)
 
 
 # --- conditions ------------------------------------------------------------------------------
@@ -285,37 +221,10 @@ def _split_bias(graph: Graph, add: Node) -> tuple[Array, Node] | None:
     for value, other in (add.inputs, add.inputs[::-1]):
         anchor, constant = graph.nodes[value], graph.constant(other)
         if anchor.kind in ANCHOR_KINDS and constant is not None:
-            vector = _channel_vector(add, anchor, constant)
+            vector = channel_vector(add, anchor, constant)
             if vector is not None:
                 return vector, anchor
     return None
-
-
-def _channel_vector(add: Node, anchor: Node, constant: Array) -> Array | None:
-    """Read a constant as one number a channel of the anchor's output, else None.
-
-    A constant that broadcasts the output to a larger shape is none.
-    """
-    shape = anchor.output.shape
-    channel = _channel_axis(anchor)
-    if channel is None or add.output.shape != shape:
-        return None
-    channels = shape[channel]
-    if not isinstance(channels, int):
-        return None
-    if isinstance(add.attrs, BiasAddAttrs):
-        return constant.reshape(-1) if add.attrs.axis == channel else None
-    padded = (1,) * (len(shape) - constant.ndim) + constant.shape
-    if any(size != 1 for index, size in enumerate(padded) if index != channel):
-        return None
-    return np.broadcast_to(constant.reshape(-1), (channels,))
-
-
-def _channel_axis(anchor: Node) -> int | None:
-    """The axis of the anchor's output that is its output channel."""
-    if isinstance(anchor.attrs, ConvAttrs):
-        return axis_index(anchor.attrs.out_layout, "C")
-    return len(anchor.output.shape) - 1
 
 
 def _only_reader(graph: Graph, value: Node, reader: Node) -> Reason | None:
@@ -333,40 +242,12 @@ def _only_reader(graph: Graph, value: Node, reader: Node) -> Reason | None:
 
 
 def _axis_is_channel(bn: Node, anchor: Node) -> Reason | None:
-    channel = _channel_axis(anchor)
+    channel = channel_axis(anchor)
     if bn.attrs.axis == channel:
         return None
     where = f" of {anchor.attrs.out_layout}" if isinstance(anchor.attrs, ConvAttrs) else ""
     wanted = f"axis {channel}{where}" if channel is not None else "one unblocked channel axis"
     return Reason(Code.BN_AXIS_NOT_CHANNEL, str(bn), wanted, f"axis {bn.attrs.axis}{where}")
-
-
-def _check_fits(bn: BatchNorm, anchor: Node, exact: Array, stored: Array, role: str) -> Reason | None:
-    """A folded number must not overflow the dtype it is stored in."""
-    bad = np.argwhere(~np.isfinite(stored.astype(np.float64)))
-    if not len(bad):
-        return None
-    value = exact[tuple(bad[0])]
-    got = f"{role}{bad[0].tolist()} = {value:g} for {bn.name} ({len(bad)} of {stored.size} values)"
-    return Reason(Code.FOLD_OVERFLOW, str(anchor), f"values that {_range(stored)} can hold", got)
-
-
-def _range(stored: Array) -> str:
-    """A dtype with its largest number."""
-    dtype = stored.dtype
-    return f"{dtype} (at most {np.finfo(dtype).max:g})" if dtype.kind == "f" else str(dtype)
-
-
-def _bias_dtype(anchor: Node, weight: Array) -> Any:
-    """The dtype of the sum that the bias is added to."""
-    return anchor.output.dtype if anchor.output.dtype in _FLOATS else weight.dtype
-
-
-def _check_floating(anchor: Node, weight: Array) -> Reason | None:
-    """Integers cannot hold a folded weight; TVM also hands out bfloat16 as the bits, in uint16."""
-    if weight.dtype.kind == "f" or weight.dtype.name == "bfloat16":
-        return None
-    return Reason(Code.FOLD_OVERFLOW, str(anchor), "a weight in a floating-point dtype", f"{weight.dtype}")
 
 
 # --- construction ----------------------------------------------------------------------------
@@ -412,38 +293,15 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     return _construct(graph, bn, producer, results)
 
 
-def _fold_weight_of(anchor: Node, weight: Array, scale: Array) -> Array | None:
-    if anchor.kind not in TRANSPOSED_KINDS:
-        return fold_weight(weight, scale, anchor.attrs.kernel_layout)
-    return fold_weight(weight, scale, anchor.attrs.kernel_layout, groups=anchor.attrs.groups, transposed=True)
-
-
 def _construct(
     graph: Graph, bn: BatchNorm, producer: _Producer, results: tuple[int, ...]
 ) -> FoldRecord | Reason:
     anchor = producer.anchor
-    weight = graph.constant(anchor.inputs[1])
-    if weight is None:
-        got = f"computed by {graph.nodes[anchor.inputs[1]]}"
-        return Reason(Code.WEIGHT_NOT_CONSTANT, str(anchor), "a constant weight", got)
-    reason = _check_floating(anchor, weight)
-    if reason is not None:
-        return reason
     with np.errstate(over="ignore", invalid="ignore"):
-        scale = fold_scale(bn)
-        exact = _fold_weight_of(anchor, weight, scale)
-        exact_bias = fold_bias(bn, producer.bias)
-    if exact is None:
-        got = f"{anchor.attrs.kernel_layout} {weight.shape}"
-        wanted = f"an output channel axis of {scale.size}"
-        return Reason(Code.WEIGHT_LAYOUT_UNSUPPORTED, str(anchor), wanted, got)
-    with np.errstate(over="ignore"):
-        stored, stored_bias = exact.astype(weight.dtype), exact_bias.astype(_bias_dtype(anchor, weight))
-    reason = _check_fits(bn, anchor, exact, stored, "weight") or _check_fits(
-        bn, anchor, exact_bias, stored_bias, "bias"
-    )
-    if reason is not None:
-        return reason
+        scale, bias = fold_scale(bn), fold_bias(bn, producer.bias)
+    layer = absorb(graph, anchor, scale, bias, bn.name)
+    if isinstance(layer, Reason):
+        return layer
     return FoldRecord(
         anchor=anchor.id,
         batch_norm=bn.node,
@@ -454,8 +312,8 @@ def _construct(
         variance_min=float(bn.variance.min()),
         gain_max=float(np.abs(scale).max()),
         had_bias=producer.bias is not None,
-        weight_before=digest(weight),
-        weight_after=digest(stored),
-        weight=stored,
-        bias=stored_bias,
+        weight_before=layer.weight_before,
+        weight_after=layer.weight_after,
+        weight=layer.weight,
+        bias=layer.bias,
     )

@@ -119,6 +119,7 @@ _OPERATORS: dict[str, Evaluate] = {
     "multiply": lambda attrs, x, shape: x[0] * x[1],
     "divide": lambda attrs, x, shape: x[0] / x[1],
     "negative": lambda attrs, x, shape: -x[0],
+    "power": lambda attrs, x, shape: np.power(x[0], x[1]),
     "sqrt": lambda attrs, x, shape: np.sqrt(x[0]),
     "rsqrt": lambda attrs, x, shape: 1 / np.sqrt(x[0]),
     "cast": lambda attrs, x, shape: x[0].astype(str(attrs.dtype)),

@@ -14,14 +14,16 @@ SimplifyInference, which dissolves ``nn.batch_norm``.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass, field
 from typing import Any, Callable
 
 import numpy as np
 
+from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
 from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon, resolve_expected
 from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.fold import FoldRecord, plan_folds
-from tvm_fuse.core.graph import ConvAttrs, Kind, Node
+from tvm_fuse.core.graph import ConvAttrs, Graph, Kind, Node
 from tvm_fuse.core.layout import spread
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined, refusal
 from tvm_fuse.relay.base import relay, tvm
@@ -38,35 +40,53 @@ _MAX_ROUNDS = 16
 
 
 def fold_batch_norms(module: Any) -> Any:
-    """Fold every batch norm that can be folded, in all functions of a module.
+    """Fold every batch norm that can be folded, whole or in pieces, in all functions of a module.
 
     Args:
         module: A Relay module with its parameters bound as constants.
 
     Returns:
-        The type-inferred module; ``last_report()["FoldBatchNorm"]`` tells what was done.
+        The type-inferred module; ``last_report()["FoldBatchNorm"]`` tells about the batch norms,
+        ``last_report()["FoldScaleShift"]`` about other scales and shifts after a layer.
     """
     module = fold_constants(_name_batch_norms(module))
-    records: list[FoldRecord] = []
-    done: list[Decision] = []
+    norms, pieces = _Outcome(), _Outcome()
     for _ in range(_MAX_ROUNDS):
-        open_sites: list[Decision] = []
-        fresh: list[FoldRecord] = []
-
-        def rewrite(read: ReadFunction) -> Any:
-            folds, decisions = plan_folds(read.graph)
-            fresh.extend(folds)  # noqa: B023 (called inside this round only)
-            done.extend(decision for decision in decisions if decision.applied)
-            open_sites.extend(decision for decision in decisions if not decision.applied)  # noqa: B023
-            return _apply_folds(read, folds)
-
-        module, changed = rewrite_functions(module, rewrite)
-        records += fresh
-        if not changed:
+        module, folded = _fold_round(module, plan_folds, norms)
+        module, absorbed = _fold_round(module, plan_affine_folds, pieces)
+        if not folded and not absorbed:
             break
-    summary = f"{len(records)} of {len(records) + len(open_sites)} batch norms folded"
-    record(PassRecord("FoldBatchNorm", summary, bool(records), (*done, *open_sites), tuple(records)))
+    summary = f"{len(norms.records)} of {len(norms.records) + len(norms.open)} batch norms folded"
+    record(norms.as_record("FoldBatchNorm", summary))
+    summary = f"scales and shifts after {len(pieces.records)} layers folded"
+    record(pieces.as_record("FoldScaleShift", summary))
     return module
+
+
+@dataclass
+class _Outcome:
+    """What the rounds of one rule came to; ``open`` is what the last round left."""
+
+    records: list[Any] = field(default_factory=list)
+    done: list[Decision] = field(default_factory=list)
+    open: list[Decision] = field(default_factory=list)
+
+    def as_record(self, name: str, summary: str) -> PassRecord:
+        return PassRecord(name, summary, bool(self.records), (*self.done, *self.open), tuple(self.records))
+
+
+def _fold_round(module: Any, plan: Callable[[Graph], Any], outcome: _Outcome) -> tuple[Any, bool]:
+    """Apply what a rule plans for the module as it is now."""
+    outcome.open = []
+
+    def rewrite(read: ReadFunction) -> Any:
+        records, decisions = plan(read.graph)
+        outcome.records.extend(records)
+        outcome.done.extend(decision for decision in decisions if decision.applied)
+        outcome.open.extend(decision for decision in decisions if not decision.applied)
+        return _apply_folds(read, records)
+
+    return rewrite_functions(module, rewrite)
 
 
 def _name_batch_norms(module: Any) -> Any:
@@ -79,14 +99,14 @@ def _name_batch_norms(module: Any) -> Any:
     return rewrite_functions(module, rewrite)[0]
 
 
-def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord, ...]) -> Any:
+def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord | AffineRecord, ...]) -> Any:
     replacements: dict[int, Replacement] = {}
     for fold in folds:
         replacements.update(dict.fromkeys(fold.results, _folded(read, fold)))
     return rebuild_function(read, replacements)
 
 
-def _folded(read: ReadFunction, fold: FoldRecord) -> Replacement:
+def _folded(read: ReadFunction, fold: FoldRecord | AffineRecord) -> Replacement:
     anchor = read.graph.nodes[fold.anchor]
     expr = read.expressions[fold.anchor]
     cached: list[Any] = []

@@ -1,0 +1,124 @@
+"""Scales and shifts after a layer: what they fold into, by value, and what stays."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.graphs import GraphBuilder, apply_folds
+from tests.support.numerics import evaluate
+from tvm_fuse.core.affine import plan_affine_folds
+from tvm_fuse.core.graph import Kind
+from tvm_fuse.core.reason import Code
+
+C = 4
+SHAPE = (2, C, C, C)  # a wrong axis fits
+RNG = np.random.default_rng(0)
+VECTORS = RNG.uniform(0.5, 2.0, (8, C)) * np.where(np.arange(C) % 2, -1.0, 1.0)
+
+
+def column(index, rank=3):
+    return VECTORS[index].reshape((1,) * (rank - 3) + (C, 1, 1))
+
+
+def conv(g, x=None):
+    return g.conv2d(g.input("x", SHAPE) if x is None else x, RNG.normal(size=(C, C, 1, 1)))
+
+
+def folded(g, *outputs):
+    """The graph after folding, its records and decisions, checked by value."""
+    graph = g.build(*outputs)
+    records, decisions = plan_affine_folds(graph)
+    after = apply_folds(graph, records)
+    feeds = {node.name or node.op: RNG.normal(size=node.output.shape) for node in graph.of_kind(Kind.INPUT)}
+    for got, want in zip(evaluate(after, feeds), evaluate(graph, feeds)):
+        np.testing.assert_allclose(got, want, rtol=1e-12, atol=1e-12)
+    return after, records, decisions
+
+
+RUNS = {
+    "(x - m) * s + b": lambda g, y: g.add(g.multiply(g.subtract(y, column(0)), column(1)), column(2)),
+    "(x - m) / d * g + b": lambda g, y: g.add(
+        g.multiply(g.divide(g.subtract(y, column(0)), column(1)), column(2)), column(3)
+    ),
+    "b + g * x, constants first": lambda g, y: g.add(column(0, 4), g.multiply(column(1, 4), y)),
+    "m - x": lambda g, y: g.subtract(column(0), y),
+    "x * s": lambda g, y: g.multiply(y, column(0)),
+    "x / d": lambda g, y: g.divide(y, column(0)),
+    "scalars": lambda g, y: g.add(g.multiply(y, 0.5), 0.1),
+    "bias, then pieces": lambda g, y: g.multiply(g.bias_add(y, VECTORS[0]), column(1)),
+    "two shifts": lambda g, y: g.add(g.add(y, column(0)), column(1)),
+    "a zero in the scale": lambda g, y: g.multiply(y, np.array([0.0, 1.0, -1.0, 2.0]).reshape(C, 1, 1)),
+}
+
+
+@pytest.mark.parametrize("run", RUNS.values(), ids=RUNS.keys())
+def test_a_run_becomes_one_bias(run):
+    g = GraphBuilder()
+    after, records, decisions = folded(g, run(g, conv(g)))
+    assert len(records) == 1
+    assert [decision.applied for decision in decisions] == [True]
+    kinds = [node.kind for node in after.nodes if node.kind not in (Kind.INPUT, Kind.CONSTANT)]
+    assert kinds == [Kind.CONV2D, Kind.ADD]
+    assert plan_affine_folds(after) == ((), ())  # folding again finds nothing
+
+
+def test_dense():
+    g = GraphBuilder()
+    y = g.dense(g.input("x", (3, C)), RNG.normal(size=(C, C)))
+    _, records, _ = folded(g, g.multiply(g.add(y, VECTORS[0]), VECTORS[1]))
+    assert len(records) == 1
+
+
+def test_the_run_ends_at_what_does_not_scale():
+    g = GraphBuilder()
+    y = g.multiply(g.relu(g.multiply(conv(g), column(0))), column(1))
+    after, records, _ = folded(g, y)
+    assert [record.operators for record in records] == [("multiply",)]
+    assert len(after.of_kind(Kind.MULTIPLY)) == 1
+
+
+def hard_sigmoid(g, y):
+    return g.clip(g.add(g.multiply(y, 0.2), 0.5), 0.0, 1.0)
+
+
+STAYING = {
+    "one bias": lambda g, y: (g.add(y, column(0)),),
+    "nothing": lambda g, y: (g.relu(y),),
+    "along another axis": lambda g, y: (g.multiply(y, VECTORS[0]),),
+    "full size": lambda g, y: (g.multiply(y, RNG.normal(size=SHAPE[1:])),),
+    "wider result": lambda g, y: (g.multiply(y, np.ones((1, 1, C, 1, 1))),),
+    "not a constant": lambda g, y: (g.multiply(y, g.input("s", (C, 1, 1))),),
+    "constant over value": lambda g, y: (g.divide(column(0), y),),
+    "shared": lambda g, y: (g.multiply(y, column(0)), g.relu(y)),
+    "returned": lambda g, y: (g.multiply(y, column(0)), y),
+    "squared": lambda g, y: (g.multiply(y, y),),
+    "an activation's own numbers": lambda g, y: (hard_sigmoid(g, y),),
+    "after a bias, an activation's own": lambda g, y: (hard_sigmoid(g, g.add(y, column(0))),),
+}
+
+
+@pytest.mark.parametrize("case", STAYING.values(), ids=STAYING.keys())
+def test_what_stays(case):
+    g = GraphBuilder()
+    graph = g.build(*case(g, conv(g)))
+    assert plan_affine_folds(graph) == ((), ())
+
+
+REFUSED = {
+    "weight": (
+        lambda g: g.conv2d(g.input("x", SHAPE), g.input("w", (C, C, 1, 1))),
+        2.0,
+        Code.WEIGHT_NOT_CONSTANT,
+    ),
+    "overflow": (lambda g: conv(g), np.inf, Code.FOLD_OVERFLOW),
+    "NaN": (lambda g: conv(g), np.nan, Code.FOLD_OVERFLOW),
+}
+
+
+@pytest.mark.parametrize(("make", "scale", "code"), REFUSED.values(), ids=REFUSED.keys())
+def test_refusals_have_codes(make, scale, code):
+    g = GraphBuilder()
+    graph = g.build(g.multiply(make(g), scale))
+    records, (decision,) = plan_affine_folds(graph)
+    assert (records, decision.reason.code) == ((), code)

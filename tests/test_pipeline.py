@@ -12,7 +12,7 @@ import pytest
 from tests.support.lazy import Lazy
 from tests.support.onnx_models import Builder
 from tests.support.relay_graphs import LLVM, Net, count_operators, feeds, plain_build, relay, run
-from tvm_fuse.core import fold
+from tvm_fuse.core import fold, weights
 from tvm_fuse.core.epsilon import EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, ParityFailed, UsageError
 from tvm_fuse.core.parity import Tolerance
@@ -152,7 +152,7 @@ def wrong_epsilon(monkeypatch):
 
 def swapped_axis(monkeypatch):
     monkeypatch.setattr(
-        fold, "fold_weight", lambda weight, scale, layout: weight * scale.reshape(1, -1, 1, 1)
+        weights, "fold_weight", lambda weight, scale, layout: weight * scale.reshape(1, -1, 1, 1)
     )
 
 

@@ -8,6 +8,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tvm_fuse.core.affine import AffineRecord
 from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonOrigin
 from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
@@ -100,6 +101,7 @@ def test_every_report_has_both_forms(report):
     assert set(document) == {
         "schema", "tool_version", "tvm", "model", "target", "inputs", "epsilon", "folds", "not_folded",
         "chains", "not_fused", "unfused", "fused", "parity", "latency", "notes",
+        "scale_shifts",
     }  # fmt: skip
     assert to_json(report) == to_json(replace(report))
 
@@ -109,6 +111,14 @@ def test_every_report_has_both_forms(report):
 
 def test_a_model_without_inputs_says_so():
     assert line_with(render(make_report(inputs=())), "inputs: ").startswith("inputs: none ")
+
+
+def test_other_scales_and_shifts_are_counted():
+    record = AffineRecord(0, (2,), "conv", ("add", "multiply"), 2.0, np.ones((1, 1)), np.ones(1))
+    report = make_report(scale_shifts=(record, record))
+    assert "after 2 layers" in render(report)
+    (first, _) = json.loads(to_json(report))["scale_shifts"]
+    assert (first["anchor_name"], first["operators"], first["gain_max"]) == ("conv", ["add", "multiply"], 2.0)
 
 
 def test_a_model_without_batch_norms():

@@ -146,6 +146,7 @@ def compile_model(
         parity=parity,
         latency=latency,
         notes=notes,
+        scale_shifts=records["FoldScaleShift"].details,
     )
     return Compiled(fused, pair.fused.library, pair.fused.cuda_source, report)
 

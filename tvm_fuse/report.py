@@ -12,6 +12,7 @@ from typing import Any
 
 import numpy as np
 
+from tvm_fuse.core.affine import AffineRecord
 from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonOrigin
 from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.parity import ParityReport, ParityRow
@@ -80,6 +81,7 @@ class Report:
         parity: Comparison of outputs, None when nothing was run.
         latency: Times, None when not measured.
         notes: What else the user should know.
+        scale_shifts: Other scales and shifts folded into the layers before them.
     """
 
     tool_version: str
@@ -97,6 +99,7 @@ class Report:
     parity: ParityReport | None
     latency: Latency | None
     notes: tuple[str, ...]
+    scale_shifts: tuple[AffineRecord, ...] = ()
 
 
 # --- JSON ------------------------------------------------------------------------------------
@@ -169,6 +172,8 @@ def _render_folds(report: Report) -> list[str]:
     aligned = [check for check in report.epsilon if check.used != check.in_graph]
     for check in aligned:
         lines.append(f"  {check.name}: epsilon {check.in_graph:.6g} aligned to {check.used:.6g}")
+    if report.scale_shifts:
+        lines.append(f"  and other scales and shifts after {len(report.scale_shifts)} layers")
     return lines + _render_reasons(report.not_folded)
 
 

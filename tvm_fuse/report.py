@@ -200,7 +200,7 @@ def _render_chains(report: Report) -> list[str]:
 
 def _words(form: str) -> list[str]:
     """``conv2d_bias_hard_swish`` -> conv2d, bias, hard swish."""
-    for name in ("hard_swish", "hard_sigmoid", "leaky_relu"):
+    for name in ("hard_swish", "hard_sigmoid", "leaky_relu", "d_transpose"):
         form = form.replace(name, name.replace("_", " "))
     return form.split("_")
 

@@ -12,7 +12,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.record import describe_speedup, save_results
-from tvm_fuse.onnx.read import TensorSpec
+from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_fused, make_inputs, measure
 from tvm_fuse.relay.target import resolve_target

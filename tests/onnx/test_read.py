@@ -13,7 +13,8 @@ from tests.support.onnx_models import Builder
 from tvm_fuse.cli.args import make_parser, to_mapping
 from tvm_fuse.core.epsilon import EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, UsageError
-from tvm_fuse.onnx.read import TensorSpec, fix_shapes, read_onnx
+from tvm_fuse.core.graph import TensorSpec
+from tvm_fuse.onnx.read import fix_shapes, read_onnx
 
 
 @pytest.fixture

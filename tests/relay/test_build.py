@@ -8,7 +8,7 @@ import pytest
 from tests.support.lazy import Lazy
 from tests.support.relay_graphs import LLVM, Net, relay, tvm
 from tvm_fuse.core.errors import ToolFailed
-from tvm_fuse.onnx.read import TensorSpec
+from tvm_fuse.core.graph import TensorSpec
 
 build = Lazy("tvm_fuse.relay.build")
 target = Lazy("tvm_fuse.relay.target")

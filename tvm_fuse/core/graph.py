@@ -34,6 +34,7 @@ __all__ = [
     "LeakyReluAttrs",
     "Node",
     "TensorInfo",
+    "TensorSpec",
     "digest",
 ]
 
@@ -159,6 +160,10 @@ class LeakyReluAttrs:
     alpha: float
 
 
+def _is_static(shape: tuple[Dim, ...]) -> bool:
+    return all(isinstance(dim, int) for dim in shape)
+
+
 @dataclass(frozen=True)
 class TensorInfo:
     """Shape and dtype of one tensor; a ``str`` dimension is symbolic."""
@@ -169,10 +174,27 @@ class TensorInfo:
     @property
     def is_static(self) -> bool:
         """Whether every dimension is a number."""
-        return all(isinstance(dim, int) for dim in self.shape)
+        return _is_static(self.shape)
 
     def __str__(self) -> str:
         return f"{self.dtype}[{'x'.join(str(dim) for dim in self.shape)}]"
+
+
+@dataclass(frozen=True)
+class TensorSpec:
+    """A graph input: name, shape (a ``str`` dimension is symbolic) and NumPy dtype name."""
+
+    name: str
+    shape: tuple[Dim, ...]
+    dtype: str
+
+    @property
+    def is_static(self) -> bool:
+        """Whether every dimension is a number."""
+        return _is_static(self.shape)
+
+    def __str__(self) -> str:
+        return f"{self.name} [{', '.join(str(dim) for dim in self.shape)}]"
 
 
 @dataclass(frozen=True)

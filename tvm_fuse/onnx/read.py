@@ -19,7 +19,7 @@ from onnx import checker, helper, numpy_helper
 
 from tvm_fuse.core.epsilon import EpsilonOrigin, ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
-from tvm_fuse.core.graph import Dim
+from tvm_fuse.core.graph import Dim, TensorSpec
 
 __all__ = ["OPSETS", "OnnxModel", "TensorSpec", "fix_shapes", "read_onnx"]
 
@@ -46,23 +46,6 @@ _DTYPES = {
     onnx.TensorProto.FLOAT: "float32",
     onnx.TensorProto.DOUBLE: "float64",
 }
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """A graph input: name, shape (a ``str`` dimension is symbolic) and NumPy dtype name."""
-
-    name: str
-    shape: tuple[Dim, ...]
-    dtype: str
-
-    @property
-    def is_static(self) -> bool:
-        """Whether every dimension is a number."""
-        return all(isinstance(dim, int) for dim in self.shape)
-
-    def __str__(self) -> str:
-        return f"{self.name} [{', '.join(str(dim) for dim in self.shape)}]"
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from typing import Any
 import numpy as np
 
 from tvm_fuse.core.errors import MissingDependency, ToolFailed
-from tvm_fuse.onnx.read import TensorSpec
+from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
 from tvm_fuse.relay.target import has_cuda_device, is_cuda

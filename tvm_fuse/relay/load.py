@@ -10,7 +10,8 @@ from typing import Any
 
 from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
-from tvm_fuse.onnx.read import TensorSpec, fix_shapes, read_onnx
+from tvm_fuse.core.graph import TensorSpec
+from tvm_fuse.onnx.read import fix_shapes, read_onnx
 from tvm_fuse.relay.base import relay, tvm
 
 __all__ = ["RelayModel", "load_model", "model_from_module"]

@@ -12,7 +12,7 @@ After::
         vectorized for c: out[n, C, 0, 0, c] = sum[c] / (height * width)
 
 Layout: ``NCHW{c}c``, any c. Conditions: rank 5; the result is one element a channel.
-Source: the loop is the textbook reduction; measured in ``benchmarks/results``.
+Source: the textbook reduction; measured in ``benchmarks/results/global_pool.json``.
 """
 
 from __future__ import annotations

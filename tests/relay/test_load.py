@@ -392,3 +392,26 @@ def test_control_flow_is_refused_by_name():
     )
     with pytest.raises(ModelError, match="if"):
         load.model_from_module(relay.fromtext(text))
+
+
+def test_a_call_of_another_function_is_refused_by_name():
+    from tvm_fuse.relay.base import relay
+
+    text = (
+        '#[version = "0.0.5"]\n'
+        "def @helper(%y: Tensor[(1, 3), float32]) -> Tensor[(1, 3), float32] { nn.relu(%y) }\n"
+        "def @main(%x: Tensor[(1, 3), float32]) { @helper(%x) }"
+    )
+    with pytest.raises(ModelError, match="helper"):
+        load.model_from_module(relay.fromtext(text))
+
+
+def test_let_bound_models_fold_as_well():
+    import tvm_fuse
+    from tests.support.relay_graphs import Net, relay
+
+    net = Net()
+    module = net.module(relay.nn.relu(net.batch_norm(net.conv2d(net.input("x", (1, 4, 5, 5)), 4))))
+    model = load.model_from_module(relay.transform.ToANormalForm()(module))
+    tvm_fuse.transform.FoldBatchNorm()(model.module)
+    assert len(tvm_fuse.last_report()["FoldBatchNorm"].details) == 1

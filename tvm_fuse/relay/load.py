@@ -179,7 +179,7 @@ def _finish(
         try:
             module = relay.transform.InferType()(module)
             _check_signature(name, module["main"])
-            _refuse_branches(name, module["main"])
+            module = relay.transform.InferType()(_straighten(name, module))
             if _is_dynamic(module["main"].ret_type):
                 module = relay.transform.DynamicToStatic()(module)
         except tvm.TVMError as error:
@@ -207,16 +207,24 @@ def _check_params(main: Any, params: Mapping[str, Any]) -> None:
             raise UsageError(f"parameter {name!r}: wanted {wanted}, got {got}")
 
 
-def _refuse_branches(name: str, main: Any) -> None:
-    """The graph executor runs straight-line programs only."""
-    branches: list[Any] = []
-    relay.analysis.post_order_visit(
-        main.body, lambda expr: branches.append(expr) if isinstance(expr, (relay.If, relay.Match)) else None
-    )
-    if branches:
-        raise ModelError(
-            f"{name}: main has control flow ({type(branches[0]).__name__.lower()})", _NO_BRANCHES
-        )
+def _straighten(name: str, module: Any) -> Any:
+    """Make ``main`` one straight-line expression, or refuse: the graph executor runs nothing else."""
+    found: dict[str, Any] = {}
+
+    def visit(expr: Any) -> None:
+        if isinstance(expr, (relay.If, relay.Match, relay.Let)):
+            found.setdefault(type(expr).__name__, expr)
+        if isinstance(expr, relay.Call) and isinstance(expr.op, relay.GlobalVar):
+            found.setdefault("Call", expr)
+
+    relay.analysis.post_order_visit(module["main"].body, visit)
+    for kind in ("If", "Match"):
+        if kind in found:
+            raise ModelError(f"{name}: main has control flow ({kind.lower()})", _NO_BRANCHES)
+    if "Call" in found:
+        callee = found["Call"].op.name_hint
+        raise ModelError(f"{name}: main calls the function {callee!r}", "inline it: relay.transform.Inline()")
+    return relay.transform.ToGraphNormalForm()(module) if "Let" in found else module
 
 
 def _check_signature(name: str, main: Any) -> None:

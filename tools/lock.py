@@ -18,9 +18,10 @@ from packaging.requirements import Requirement
 from packaging.specifiers import SpecifierSet
 from packaging.utils import InvalidWheelFilename, parse_wheel_filename
 from packaging.version import Version
+from pip._internal.models.index import PyPI
 
 ROOT = Path(__file__).resolve().parent.parent
-INDEX = "https://pypi.org/simple"
+INDEX = PyPI.simple_url  # the one that pip asks by default, whatever this machine is told to use
 PYTHONS = ("3.9", "3.10", "3.11", "3.12")
 GLIBC_MINOR_MAX = 28  # manylinux_2_28, the oldest system that all wheels of the lock share
 

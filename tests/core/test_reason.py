@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from tvm_fuse.core.reason import HINTS, Code, Ledger, Reason, Stage, applied, declined
+from tvm_fuse.core.reason import HINTS, Code, Reason, Stage, applied, declined
 
 ROOT = Path(__file__).parents[2]
 REASON = Reason(Code.FOLD_OVERFLOW, "conv1", "a number", "inf")
@@ -21,21 +21,6 @@ def test_decisions():
     assert str(good) == "fold: bn1: into conv1"
     assert str(bad) == "fold: not applied: fold-overflow at conv1: wanted a number, got inf"
     assert REASON.hint == HINTS[Code.FOLD_OVERFLOW]
-
-
-def test_ledger():
-    good, bad = applied("fold", "bn1", "into conv1"), declined("fold", "bn2", REASON)
-    ledger = Ledger([good])
-    ledger.extend([bad, good])
-    ledger.add(bad)
-    assert len(ledger) == 4
-    assert list(ledger) == [good, bad, good, bad]
-    assert ledger.applied == (good, good)
-    assert ledger.declined == (bad, bad)
-    assert ledger.by_code(Code.FOLD_OVERFLOW) == (bad, bad)
-    assert ledger.by_code(Code.BN_AXIS_NOT_CHANNEL) == ()
-    assert ledger.explain("bn1") == (good, good)
-    assert ledger.explain("nobody") == ()
 
 
 @pytest.mark.parametrize("code", list(Code))

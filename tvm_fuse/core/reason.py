@@ -1,4 +1,4 @@
-"""Refusals as data: reason codes, decisions and the ledger that collects them.
+"""Refusals as data: reason codes, and decisions that carry them.
 
 A rule that does not apply never raises and never returns a bare False: it returns a
 ``Decision`` with a ``Reason`` (code, node, wanted, got). Codes are API: tests and users'
@@ -7,13 +7,13 @@ scripts compare codes, never sentences.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from enum import Enum
 
 from tvm_fuse.core.errors import ModelError
 
-__all__ = ["HINTS", "Code", "Decision", "Ledger", "Reason", "Stage", "applied", "declined", "refusal"]
+__all__ = ["HINTS", "Code", "Decision", "Reason", "Stage", "applied", "declined", "refusal"]
 
 
 class Code(str, Enum):
@@ -147,42 +147,3 @@ def refusal(title: str, reasons: Sequence[Reason]) -> ModelError:
     shown = "".join(f"\n  {reason}" for reason in reasons[:_MOST_LISTED])
     more = f"\n  and {len(reasons) - _MOST_LISTED} more" if len(reasons) > _MOST_LISTED else ""
     return ModelError(f"{len(reasons)} {title}:{shown}{more}", reasons[0].hint)
-
-
-class Ledger:
-    """An append-only list of decisions."""
-
-    def __init__(self, decisions: Iterable[Decision] = ()) -> None:
-        self._decisions = list(decisions)
-
-    def add(self, decision: Decision) -> None:
-        """Record one decision."""
-        self._decisions.append(decision)
-
-    def extend(self, decisions: Iterable[Decision]) -> None:
-        """Record several decisions, in order."""
-        self._decisions.extend(decisions)
-
-    def __iter__(self) -> Iterator[Decision]:
-        return iter(self._decisions)
-
-    def __len__(self) -> int:
-        return len(self._decisions)
-
-    @property
-    def applied(self) -> tuple[Decision, ...]:
-        """The decisions that changed something."""
-        return tuple(decision for decision in self._decisions if decision.applied)
-
-    @property
-    def declined(self) -> tuple[Decision, ...]:
-        """The decisions that carry a reason."""
-        return tuple(decision for decision in self._decisions if not decision.applied)
-
-    def by_code(self, code: Code) -> tuple[Decision, ...]:
-        """The decisions declined with this code."""
-        return tuple(d for d in self._decisions if d.reason is not None and d.reason.code is code)
-
-    def explain(self, at: str) -> tuple[Decision, ...]:
-        """All decisions about one node."""
-        return tuple(decision for decision in self._decisions if decision.at == at)

@@ -16,30 +16,33 @@ from types import MappingProxyType
 from typing import Any, Union
 
 import numpy as np
-from numpy.typing import NDArray
+
+from tvm_fuse.core.dtypes import Array, widen
 
 __all__ = [
     "ANCHOR_KINDS",
     "CONVOLUTION_KINDS",
+    "MATRIX_KINDS",
     "TRANSPOSED_KINDS",
     "Array",
     "BatchNormAttrs",
     "BiasAddAttrs",
     "ClipAttrs",
+    "ConcatenateAttrs",
     "ConvAttrs",
     "DenseAttrs",
     "Dim",
     "Graph",
     "Kind",
+    "LayoutTransformAttrs",
     "LeakyReluAttrs",
     "Node",
+    "PadAttrs",
     "TensorInfo",
     "TensorSpec",
+    "TransposeAttrs",
     "digest",
 ]
-
-#: A NumPy array of any dtype.
-Array = NDArray[Any]
 
 #: A static size, or the name of a symbolic one.
 Dim = Union[int, str]
@@ -59,6 +62,8 @@ class Kind(str, Enum):
     CONV2D_TRANSPOSE = "conv2d_transpose"
     CONV3D_TRANSPOSE = "conv3d_transpose"
     DENSE = "dense"
+    MATMUL = "matmul"
+    BATCH_MATMUL = "batch_matmul"
     BATCH_NORM = "batch_norm"
     BIAS_ADD = "bias_add"
     ADD = "add"
@@ -70,6 +75,21 @@ class Kind(str, Enum):
     LEAKY_RELU = "leaky_relu"
     SIGMOID = "sigmoid"
     TANH = "tanh"
+    CAST = "cast"
+    NEGATIVE = "negative"
+    POWER = "power"
+    RECIPROCAL = "reciprocal"
+    RSQRT = "rsqrt"
+    SQRT = "sqrt"
+    #: Operators that move elements and compute nothing.
+    CONCATENATE = "concatenate"
+    EXPAND_DIMS = "expand_dims"
+    LAYOUT_TRANSFORM = "layout_transform"
+    PAD = "pad"
+    RESHAPE = "reshape"
+    TRANSPOSE = "transpose"
+    #: A normalization whose statistics come from the data: instance, layer, group or local response norm.
+    DATA_NORM = "data_norm"
     #: Any other operator that computes each output element from the elements at the same
     #: (or the broadcast) position of its inputs.
     ELEMENTWISE = "elementwise"
@@ -82,8 +102,11 @@ TRANSPOSED_KINDS = frozenset({Kind.CONV1D_TRANSPOSE, Kind.CONV2D_TRANSPOSE, Kind
 #: All convolutions.
 CONVOLUTION_KINDS = TRANSPOSED_KINDS | {Kind.CONV1D, Kind.CONV2D, Kind.CONV3D}
 
+#: Matrix products.
+MATRIX_KINDS = frozenset({Kind.DENSE, Kind.MATMUL, Kind.BATCH_MATMUL})
+
 #: Operators that a chain starts with and that absorb a batch norm.
-ANCHOR_KINDS = CONVOLUTION_KINDS | {Kind.DENSE}
+ANCHOR_KINDS = CONVOLUTION_KINDS | MATRIX_KINDS
 
 #: Kinds that a fused kernel can compute in registers, element by element.
 ELEMENTWISE_KINDS = frozenset(
@@ -98,6 +121,12 @@ ELEMENTWISE_KINDS = frozenset(
         Kind.LEAKY_RELU,
         Kind.SIGMOID,
         Kind.TANH,
+        Kind.CAST,
+        Kind.NEGATIVE,
+        Kind.POWER,
+        Kind.RECIPROCAL,
+        Kind.RSQRT,
+        Kind.SQRT,
         Kind.ELEMENTWISE,
     }
 )
@@ -123,9 +152,15 @@ class ConvAttrs:
 
 @dataclass(frozen=True)
 class DenseAttrs:
-    """A dense layer ``y = x · Wᵀ``; ``kernel_layout`` is ``OI`` or a packed form of it."""
+    """A matrix product with the weights on the right.
+
+    ``kernel_layout`` is ``OI`` (``y = x · Wᵀ``), ``IO`` (``y = x · W``), one of these behind a batch
+    axis (``BOI``, ``BIO``), or a packed form (``OI8o``). ``input_axis`` is the axis of the data that
+    is summed over: -1, or -2 where the data is transposed.
+    """
 
     kernel_layout: str
+    input_axis: int = -1
 
 
 @dataclass(frozen=True)
@@ -143,6 +178,36 @@ class BiasAddAttrs:
     """A vector added along ``axis`` (always >= 0)."""
 
     axis: int
+
+
+@dataclass(frozen=True)
+class TransposeAttrs:
+    """Axis ``i`` of the result is axis ``axes[i]`` of the operand (all >= 0)."""
+
+    axes: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class LayoutTransformAttrs:
+    """From one layout to another over the same axes."""
+
+    source: str
+    target: str
+
+
+@dataclass(frozen=True)
+class ConcatenateAttrs:
+    """Parts joined along ``axis`` (always >= 0); the one input is a ``TUPLE`` of the parts."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class PadAttrs:
+    """Elements added before and after each axis; ``value`` is None unless it is one known constant."""
+
+    widths: tuple[tuple[int, int], ...]
+    value: float | None
 
 
 @dataclass(frozen=True)
@@ -265,8 +330,13 @@ class Graph:
         return node_id in self._output_ids
 
     def constant(self, node_id: int) -> Array | None:
-        """The value of a constant node, else None."""
+        """The value of a constant node as it is stored (bfloat16 as its bits), else None."""
         return self.constants.get(node_id)
+
+    def exact(self, node_id: int) -> Array | None:
+        """The value of a floating-point constant node in float64, else None."""
+        array = self.constants.get(node_id)
+        return None if array is None else widen(array, self.nodes[node_id].output.dtype)
 
     def of_kind(self, *kinds: Kind) -> tuple[Node, ...]:
         """The nodes of the given kinds, in topological order."""

@@ -39,7 +39,7 @@ class Float:
 #: Name -> limits. bfloat16: 8 significant bits and the exponents of float32.
 FLOATS = {
     "float16": Float("float16", 2.0**-11, 65504.0, 2.0**-24),
-    "bfloat16": Float("bfloat16", 2.0**-9, float((2 - 2.0**-7) * 2.0**127), 2.0**-133),
+    "bfloat16": Float("bfloat16", 2.0**-8, float((2 - 2.0**-7) * 2.0**127), 2.0**-133),
     "float32": Float("float32", 2.0**-24, float(np.finfo(np.float32).max), 2.0**-149),
     "float64": Float("float64", 2.0**-53, float(np.finfo(np.float64).max), 2.0**-1074),
 }

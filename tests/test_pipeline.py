@@ -17,6 +17,7 @@ from tvm_fuse.core.epsilon import EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, ParityFailed, UsageError
 from tvm_fuse.core.parity import Tolerance
 from tvm_fuse.core.reason import Code
+from tvm_fuse.report import render
 
 build = Lazy("tvm_fuse.relay.build")
 load = Lazy("tvm_fuse.relay.load")
@@ -250,6 +251,62 @@ def test_broken_statistics_stop_the_job(net, changes, code):
         compile(with_statistics(net, **changes))
     assert code.value in str(caught.value)
     assert "batch_norm_0" in str(caught.value)
+
+
+def test_b062_every_broken_channel_is_named(net):
+    """Variances of -1e-3, NaN, 0 and inf in one batch norm; the damaged gamma of a second one as well."""
+    x = net.input("x", SHAPE)
+    damaged, other = net.norm_values(8), net.norm_values(8)
+    damaged[3][:4] = -1e-3, np.nan, 0, np.inf
+    other[0][5] = np.nan
+    y = relay.nn.batch_norm(net.conv2d(x, 8), *map(relay.const, damaged), epsilon=0.0)[0]
+    y = relay.nn.batch_norm(net.conv2d(y, 8), *map(relay.const, other), epsilon=1e-5)[0]
+    with pytest.raises(ModelError) as caught:
+        compile(net.module(y))
+    message = str(caught.value)
+    assert message.startswith("3 problem(s) in the numbers of batch norms")
+    for code, part in (
+        (
+            Code.BN_STATISTICS_NOT_FINITE,
+            "batch_norm_0: wanted finite statistics, got variance[1] = nan, variance[3] = inf",
+        ),
+        (Code.BN_VARIANCE_NOT_POSITIVE, "got variance[0] = -0.001, variance[2] = 0 (2 of 8 channels)"),
+        (Code.BN_STATISTICS_NOT_FINITE, "batch_norm_1: wanted finite statistics, got gamma[5] = nan"),
+    ):
+        (line,) = [line for line in message.splitlines() if part in line]
+        assert line.strip().startswith(code.value)
+
+
+def test_b120_default_statistics_warn(net):
+    """The job goes on, and the report names each batch norm that was never trained."""
+    y = net.input("x", SHAPE)
+    for fill in (1.0, 0.5):
+        vectors = [relay.const(np.full(8, value, "float32")) for value in (fill, 0, 0, 1)]
+        y = relay.nn.batch_norm(net.conv2d(y, 8), *vectors, epsilon=1e-5)[0]
+    report = compile(net.module(y)).report
+    assert report.parity.passed
+    assert len(report.folds) == 2
+    (warning,) = report.warnings
+    assert (warning.code, warning.at) == (Code.BN_STATISTICS_UNTRAINED, "batch_norm_0")
+
+
+def test_b004_b005_b110_each_batch_norm_has_its_own_epsilon_and_the_report_says_whose(compile_onnx):
+    """1e-3, 1e-5, 1e-6 and ONNX's default in one model; each is used for its own layer."""
+    b, given = Builder(), {"bn0": 1e-3, "bn1": 1e-5, "bn2": 1e-6, "bn3": None}
+    y = b.input("x", (1, 3, 6, 6))
+    for name, epsilon in given.items():
+        y = b.batch_norm(b.conv(y, 4, pad=1), epsilon, gamma=0.01, var=1e-4, name=name)
+    report = compile_onnx(b.build([y]))[0].report
+    origins = {name: EpsilonOrigin.SOURCE_ATTRIBUTE for name in given} | {"bn3": EpsilonOrigin.SOURCE_DEFAULT}
+    wanted = [(name, pytest.approx(epsilon or 1e-5), origins[name]) for name, epsilon in given.items()]
+    assert [(check.name, check.used, check.origin) for check in report.epsilon] == wanted
+    assert [(fold.name, fold.epsilon) for fold in report.folds] == [row[:2] for row in wanted]
+    assert report.parity.passed
+    lines = [line.split() for line in render(report).splitlines() if line.startswith("  epsilon ")]
+    assert [(float(words[1]), words[2]) for words in lines] == [
+        (1e-3, "1"), (1e-5, "1"), (1e-5, "1"), (1e-6, "1"),
+    ]  # fmt: skip
+    assert report.warnings == ()
 
 
 def test_epsilon_of_the_user(net):

@@ -86,6 +86,7 @@ REPORTS = {
         parity=compare({"y": np.array([1.0, NAN, INF, -INF])}, {"y": np.array([NAN, NAN, INF, INF])})
     ),
     "latency": make_report(latency=Latency((0.4, 0.2, 0.3), (0.1, 0.1, 0.1))),
+    "warnings": make_report(warnings=(Reason(Code.BN_GAIN_LARGE, "bn", "less", "more"),)),
     "notes": make_report(notes=("first note", "second note")),
 }  # fmt: skip
 
@@ -101,7 +102,7 @@ def test_every_report_has_both_forms(report):
     assert set(document) == {
         "schema", "tool_version", "tvm", "model", "target", "inputs", "epsilon", "folds", "not_folded",
         "chains", "not_fused", "unfused", "fused", "parity", "latency", "notes",
-        "scale_shifts",
+        "scale_shifts", "warnings",
     }  # fmt: skip
     assert to_json(report) == to_json(replace(report))
 
@@ -204,6 +205,34 @@ def test_many_reasons_are_cut_in_the_text_and_whole_in_json(count, shown, more):
     assert text.count("chain-no-epilogue") == shown
     assert (f"and {more} more" in text) == bool(more)
     assert len(json.loads(to_json(report))["not_fused"]) == count
+
+
+# --- warnings ------------------------------------------------------------------------------------
+
+
+def test_a_warning_shows_its_code_node_values_and_hint():
+    reason = Reason(Code.BN_GAIN_LARGE, "bn7", "at most 1", "2 in channel 3")
+    lines = render(make_report(warnings=(reason,))).splitlines()
+    (index,) = [index for index, line in enumerate(lines) if line.startswith("warning: ")]
+    assert lines[index] == "warning: bn-gain-large at bn7: wanted at most 1, got 2 in channel 3"
+    assert lines[index + 1].strip() == HINTS[Code.BN_GAIN_LARGE]
+    assert lines.index("") < index  # a section of its own
+    assert json.loads(to_json(make_report(warnings=(reason,))))["warnings"] == [
+        {"code": "bn-gain-large", "at": "bn7", "wanted": "at most 1", "got": "2 in channel 3"}
+    ]
+
+
+def test_without_warnings_there_is_no_section():
+    assert "warning" not in render(make_report())
+
+
+@pytest.mark.parametrize(("count", "shown", "more"), [(12, 12, 0), (13, 12, 1), (40, 12, 28)])
+def test_many_warnings_are_cut_in_the_text_and_whole_in_json(count, shown, more):
+    reasons = tuple(Reason(Code.BN_VARIANCE_ALL_ZERO, f"bn_{i}", "some", "none") for i in range(count))
+    text = render(make_report(warnings=reasons))
+    assert text.count("warning: ") == shown
+    assert (f"and {more} more" in text) == bool(more)
+    assert len(json.loads(to_json(make_report(warnings=reasons)))["warnings"]) == count
 
 
 # --- what it bought ------------------------------------------------------------------------------

@@ -14,10 +14,11 @@ from typing import Any, Callable
 from tvm_fuse import __version__
 from tvm_fuse.core.epsilon import EpsilonCheck
 from tvm_fuse.core.errors import ParityFailed
-from tvm_fuse.core.fold import audit_statistics, read_batch_norm
+from tvm_fuse.core.fold import read_batch_norm
 from tvm_fuse.core.graph import Kind
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import Decision, Reason, refusal
+from tvm_fuse.core.statistics import audit_channels, collect_warnings
 from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, make_inputs, measure
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
@@ -108,7 +109,7 @@ def compile_model(
     """The main job on a loaded model; a failed parity is in the report, not raised."""
     target = resolve_target(target)
     with progress("auditing and folding batch norms"):
-        reference, checks = _audit(model, options)
+        reference, checks, warnings = _audit(model, options)
         folded = fold_batch_norms(reference)
     with progress("deciding layouts"):
         laid_out = decide_layout(folded, target)
@@ -147,6 +148,7 @@ def compile_model(
         latency=latency,
         notes=notes,
         scale_shifts=records["FoldScaleShift"].details,
+        warnings=warnings,
     )
     return Compiled(fused, pair.fused.library, pair.fused.cuda_source, report)
 
@@ -154,27 +156,27 @@ def compile_model(
 # --- steps -----------------------------------------------------------------------------------
 
 
-def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck, ...]]:
+def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck, ...], tuple[Reason, ...]]:
     """Check epsilons and statistics before anything is changed.
 
     Returns:
-        The reference module (with epsilons aligned, when that was asked for) and the checks.
+        The reference module (with epsilons aligned, when that was asked for), the checks and the warnings.
     """
     reference = align_epsilon(model.module, model.epsilon, options.epsilon, align=options.align_epsilon)
     problems: list[Reason] = []
+    warnings: list[Reason] = []
 
     def audit(read: ReadFunction) -> Any:
         for node in read.graph.of_kind(Kind.BATCH_NORM):
             bn = read_batch_norm(read.graph, node)
-            problem = None if isinstance(bn, Reason) else audit_statistics(bn)
-            if problem is not None:
-                problems.append(problem)
+            problems.extend(() if isinstance(bn, Reason) else audit_channels(bn))
+        warnings.extend(collect_warnings(read.graph))
         return read.function
 
     rewrite_functions(reference, audit)
     if problems:
-        raise refusal("batch norm(s) cannot be right", problems)
-    return reference, last_report()["AlignEpsilon"].details
+        raise refusal("problem(s) in the numbers of batch norms", problems)
+    return reference, last_report()["AlignEpsilon"].details, tuple(warnings)
 
 
 def _declined(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:

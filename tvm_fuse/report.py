@@ -82,6 +82,7 @@ class Report:
         latency: Times, None when not measured.
         notes: What else the user should know.
         scale_shifts: Other scales and shifts folded into the layers before them.
+        warnings: About batch norms whose numbers are legal and yet hardly meant.
     """
 
     tool_version: str
@@ -100,6 +101,7 @@ class Report:
     latency: Latency | None
     notes: tuple[str, ...]
     scale_shifts: tuple[AffineRecord, ...] = ()
+    warnings: tuple[Reason, ...] = ()
 
 
 # --- JSON ------------------------------------------------------------------------------------
@@ -144,6 +146,7 @@ def render(report: Report) -> str:
     sections = [
         _render_title(report),
         _render_folds(report),
+        _render_warnings(report),
         _render_chains(report),
         _render_gain(report),
         _render_parity(report),
@@ -212,9 +215,18 @@ def _render_reasons(decisions: Sequence[Decision]) -> list[str]:
         where = "" if reason.at == site else f" at {reason.at}"
         lines.append(f"  not: {site}: {reason.code.value}{where}: wanted {reason.wanted}, got {reason.got}")
         lines.append(f"       {reason.hint}")
-    if len(reasons) > _MOST_REASONS:
-        lines.append(f"  and {len(reasons) - _MOST_REASONS} more (--json lists all)")
-    return lines
+    return lines + _render_rest(len(reasons))
+
+
+def _render_rest(count: int) -> list[str]:
+    return [f"  and {count - _MOST_REASONS} more (--json lists all)"] if count > _MOST_REASONS else []
+
+
+def _render_warnings(report: Report) -> list[str]:
+    lines = []
+    for reason in report.warnings[:_MOST_REASONS]:
+        lines += [f"warning: {reason}", f"         {reason.hint}"]
+    return lines + _render_rest(len(report.warnings))
 
 
 def _render_gain(report: Report) -> list[str]:

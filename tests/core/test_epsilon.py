@@ -10,9 +10,11 @@ from tvm_fuse.core.epsilon import (
     EpsilonOrigin,
     ExpectedEpsilon,
     check_epsilon,
+    check_epsilon_dtype,
     resolve_expected,
 )
 from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.reason import Code
 
 SOURCE = EpsilonOrigin.SOURCE_ATTRIBUTE
 IN_FLOAT32 = float(np.float32(1e-5))  # 9.999999747378752e-06, as ONNX stores it
@@ -98,3 +100,35 @@ def test_b004_b005_the_difference_that_outputs_hardly_show():
     check = check_epsilon("bn", 1e-5, ExpectedEpsilon(1e-3, SOURCE), align=False)
     assert abs((1 + 1e-5) ** -0.5 - (1 + 1e-3) ** -0.5) < 6e-4
     assert not check.matches
+
+
+# --- epsilon in the dtype of the parameters ------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("dtype", "epsilon", "is_lost"),
+    [
+        ("float16", 1e-5, False),
+        ("float16", 1e-7, False),
+        ("float16", 2.0**-24, False),
+        ("float16", 2.0**-25, True),  # half of the smallest number: to even, which is zero
+        ("float16", 2.0**-25 * 1.001, False),
+        ("float16", 1e-8, True),
+        ("bfloat16", 1e-12, False),
+        ("bfloat16", 2.0**-134, True),
+        ("float32", 1e-12, False),
+        ("float32", 1e-46, True),
+        ("float64", 1e-46, False),
+        ("float16", 0.0, False),
+        ("float16", -1.0, False),
+        ("float16", float("nan"), False),
+        ("int8", 1e-5, False),
+    ],
+)
+def test_epsilon_that_a_dtype_rounds_to_zero(dtype, epsilon, is_lost):
+    reason = check_epsilon_dtype("bn1", epsilon, dtype)
+    assert (reason is not None) is is_lost
+    if reason is not None:
+        assert (reason.code, reason.at) == (Code.BN_EPSILON_UNDERFLOW, "bn1")
+        assert dtype in reason.wanted
+        assert reason.got == f"{epsilon:g}"

@@ -65,3 +65,9 @@ def test_text_names_every_decision():
     text = str(record.last_report())
     assert "conv2" in text
     assert Code.RESULT_SHARED.value in text
+
+
+def test_text_names_every_warning():
+    reason = Reason(Code.BN_GAIN_LARGE, "bn1", "at most 1", "2 in channel 3")
+    record.record(record.PassRecord("A", "A ran", True, (), (), (reason,)))
+    assert f"  warning: {reason}" in str(record.last_report()).splitlines()

@@ -14,7 +14,11 @@ from dataclasses import dataclass
 from enum import Enum
 from fnmatch import fnmatchcase
 
+import numpy as np
+
+from tvm_fuse.core.dtypes import FLOATS, narrow
 from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.reason import Code, Reason
 
 __all__ = [
     "EPSILON_RTOL",
@@ -22,6 +26,7 @@ __all__ = [
     "EpsilonOrigin",
     "ExpectedEpsilon",
     "check_epsilon",
+    "check_epsilon_dtype",
     "resolve_expected",
 ]
 
@@ -81,6 +86,23 @@ def check_epsilon(
     check = EpsilonCheck(name, in_graph, expected.value, expected.origin, in_graph)
     used = expected.value if align and not check.matches else in_graph
     return EpsilonCheck(name, in_graph, expected.value, expected.origin, used)
+
+
+def check_epsilon_dtype(name: str, epsilon: float, dtype: str) -> Reason | None:
+    """Check that an epsilon does not vanish in the dtype of a batch norm's parameters.
+
+    Args:
+        name: Name of the batch norm.
+        epsilon: Its epsilon.
+        dtype: Dtype of its variance, to which the epsilon is added.
+
+    Returns:
+        A reason when the dtype rounds an epsilon above zero to zero.
+    """
+    if dtype not in FLOATS or not epsilon > 0 or narrow(np.array(epsilon), dtype).any():
+        return None
+    wanted = f"an epsilon that {dtype} (at least {FLOATS[dtype].smallest:g}) can hold"
+    return Reason(Code.BN_EPSILON_UNDERFLOW, name, wanted, f"{epsilon:g}")
 
 
 def resolve_expected(

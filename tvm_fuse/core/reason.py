@@ -29,11 +29,16 @@ class Code(str, Enum):
     BN_VARIANCE_NOT_POSITIVE = "bn-variance-not-positive"
     BN_EPSILON_INVALID = "bn-epsilon-invalid"
     BN_EPSILON_MISMATCH = "bn-epsilon-mismatch"
+    BN_EPSILON_UNDERFLOW = "bn-epsilon-underflow"
     ANCHOR_OUTPUT_SHARED = "anchor-output-shared"
     ANCHOR_OUTPUT_RETURNED = "anchor-output-returned"
     WEIGHT_NOT_CONSTANT = "weight-not-constant"
     WEIGHT_LAYOUT_UNSUPPORTED = "weight-layout-unsupported"
     FOLD_OVERFLOW = "fold-overflow"
+    # Warnings about batch norms
+    BN_STATISTICS_UNTRAINED = "bn-statistics-untrained"
+    BN_VARIANCE_ALL_ZERO = "bn-variance-all-zero"
+    BN_GAIN_LARGE = "bn-gain-large"
     # Chains
     CHAIN_NO_EPILOGUE = "chain-no-epilogue"
     CHAIN_DYNAMIC_SHAPE = "chain-dynamic-shape"
@@ -58,11 +63,15 @@ HINTS = {
     Code.BN_VARIANCE_NOT_POSITIVE: "the checkpoint is damaged, or its epsilon was lost; export it again",
     Code.BN_EPSILON_INVALID: "epsilon must be finite and not negative; export the model again",
     Code.BN_EPSILON_MISMATCH: "use --align-epsilon (AlignEpsilon(align=True)) to take the source's value",
+    Code.BN_EPSILON_UNDERFLOW: "keep the batch norm in float32; in its own dtype the epsilon is lost",
     Code.ANCHOR_OUTPUT_SHARED: "another operator reads the value before the batch norm, so it must be kept",
     Code.ANCHOR_OUTPUT_RETURNED: "the value before the batch norm is an output of the model",
     Code.WEIGHT_NOT_CONSTANT: "bind the parameters, or fold the expression that computes the weight",
     Code.WEIGHT_LAYOUT_UNSUPPORTED: "bring the model to a plain layout (NCHW/OIHW or NHWC/HWIO) first",
     Code.FOLD_OVERFLOW: "the dtype of the weights cannot hold the folded value; keep this layer in float32",
+    Code.BN_STATISTICS_UNTRAINED: "the layer was not trained, or its checkpoint was not loaded before export",
+    Code.BN_VARIANCE_ALL_ZERO: "epsilon alone makes the scale; check that the statistics were exported",
+    Code.BN_GAIN_LARGE: "check this channel's variance and epsilon; differences in its input grow by as much",
     Code.CHAIN_NO_EPILOGUE: "nothing follows that could be computed in the same kernel",
     Code.CHAIN_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
     Code.CHAIN_TOO_LONG: "the rest is left to TVM's FuseOps; a longer kernel would spill registers",
@@ -138,7 +147,7 @@ def refusal(title: str, reasons: Sequence[Reason]) -> ModelError:
     """The error for reasons that forbid to go on.
 
     Args:
-        title: What the reasons have in common, such as ``batch norms cannot be right``.
+        title: What the reasons have in common, such as ``layers cannot be read``.
         reasons: At least one.
 
     Returns:

@@ -9,7 +9,7 @@ import threading
 from dataclasses import dataclass
 from typing import Any
 
-from tvm_fuse.core.reason import Decision
+from tvm_fuse.core.reason import Decision, Reason
 
 __all__ = ["PassRecord", "clear_records", "last_report", "record"]
 
@@ -24,6 +24,7 @@ class PassRecord:
         changed: Whether the module it returned differs from the one it got.
         decisions: What it decided about each site, with reasons for what it left alone.
         details: The pass's own results: ``FoldRecord``, ``EpsilonCheck`` or ``FusionGroup`` values.
+        warnings: What stopped nothing and is worth a look.
     """
 
     name: str
@@ -31,9 +32,12 @@ class PassRecord:
     changed: bool
     decisions: tuple[Decision, ...]
     details: tuple[Any, ...] = ()
+    warnings: tuple[Reason, ...] = ()
 
     def __str__(self) -> str:
-        return "\n".join([f"{self.name}: {self.summary}", *(f"  {decision}" for decision in self.decisions)])
+        decisions = [f"  {decision}" for decision in self.decisions]
+        warnings = [f"  warning: {reason}" for reason in self.warnings]
+        return "\n".join([f"{self.name}: {self.summary}", *decisions, *warnings])
 
 
 @dataclass(frozen=True)

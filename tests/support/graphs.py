@@ -17,7 +17,7 @@ from typing import Any, NamedTuple, Union
 
 import numpy as np
 
-from tvm_fuse.core.fold import FoldRecord
+from tvm_fuse.core.edit import LayerEdit
 from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
@@ -227,51 +227,53 @@ def tokens(layout: str) -> list[tuple[str, int]]:
     return result
 
 
-def apply_folds(graph: Graph, records: Iterable[FoldRecord]) -> Graph:
-    """The graph with the folds carried out: new weight, a bias along the channel, no batch norm."""
-    by_result = {result: record for record in records for result in record.results}
+def apply_folds(graph: Graph, records: Iterable[Any]) -> Graph:
+    """The graph with the folds carried out: new weights, biases after them, values aliased away."""
+    edits = [record.edit for record in records]
+    layers = {layer.anchor: layer for edit in edits for layer in edit.layers}
+    aliases = {value: other for edit in edits for value, other in edit.aliases.items()}
+    assert len(layers) == sum(len(edit.layers) for edit in edits), "two records fold into one layer"
     builder = GraphBuilder()
     new: dict[int, int] = {}
-    folded: dict[int, int] = {}
-    for node in _live(graph, by_result):
-        record = by_result.get(node.id)
-        if record is None:
+    for node in graph.nodes:
+        if node.id in aliases:
+            new[node.id] = new[aliases[node.id]]
+        elif node.id in layers:
+            new[node.id] = _copy_folded(builder, node, layers[node.id], new)
+        else:
             new[node.id] = _copy(builder, graph, node, new)
-            continue
-        if record.anchor not in folded:
-            folded[record.anchor] = _copy_folded(builder, graph, record, new)
-        new[node.id] = folded[record.anchor]
+    return _only_live(builder.build(*(new[output] for output in graph.outputs)))
+
+
+def _only_live(graph: Graph) -> Graph:
+    """The graph without the nodes that no output needs; inputs stay."""
+    needed: set[int] = set()
+    stack = [*graph.outputs, *(node.id for node in graph.of_kind(Kind.INPUT))]
+    while stack:
+        node = stack.pop()
+        if node not in needed:
+            needed.add(node)
+            stack.extend(graph.nodes[node].inputs)
+    builder = GraphBuilder()
+    new: dict[int, int] = {}
+    for node in graph.nodes:
+        if node.id in needed:
+            new[node.id] = _copy(builder, graph, node, new)
     return builder.build(*(new[output] for output in graph.outputs))
 
 
-def _live(graph: Graph, by_result: dict[int, FoldRecord]) -> list[Node]:
-    """The nodes that the folded graph still needs, in order."""
-    needed: set[int] = set()
-    stack = list(graph.outputs)
-    while stack:
-        node = graph.nodes[stack.pop()]
-        if node.id in needed:
-            continue
-        needed.add(node.id)
-        record = by_result.get(node.id)
-        stack.extend(node.inputs if record is None else graph.nodes[record.anchor].inputs[:1])
-    return [node for node in graph.nodes if node.id in needed]
-
-
 def _copy(builder: GraphBuilder, graph: Graph, node: Node, new: dict[int, int]) -> int:
-    if node.id in graph.constants:
-        return builder.const(graph.constants[node.id])
     inputs = [new[source] for source in node.inputs]
-    return builder.node(node.kind, node.op, inputs, node.outputs, node.attrs, node.name)
+    copy = builder.node(node.kind, node.op, inputs, node.outputs, node.attrs, node.name)
+    if node.id in graph.constants:
+        builder.constants[copy] = graph.constants[node.id]
+    return copy
 
 
-def _copy_folded(builder: GraphBuilder, graph: Graph, record: FoldRecord, new: dict[int, int]) -> int:
-    anchor = graph.nodes[record.anchor]
-    inputs = [new[anchor.inputs[0]], builder.const(record.weight)]
+def _copy_folded(builder: GraphBuilder, anchor: Node, layer: LayerEdit, new: dict[int, int]) -> int:
+    inputs = [new[anchor.inputs[0]], builder.const(layer.weight)]
     copy = builder.node(anchor.kind, anchor.op, inputs, anchor.outputs, anchor.attrs, anchor.name)
-    layout = anchor.attrs.out_layout if isinstance(anchor.attrs, ConvAttrs) else "NC"
-    bias = record.bias.reshape([record.bias.size if letter == "C" else 1 for letter, _ in tokens(layout)])
-    return builder.add(copy, bias)
+    return copy if layer.bias is None else builder.add(copy, layer.bias)
 
 
 def _window(size: Any, kernel: int, stride: int, padding: int, dilation: int) -> Any:

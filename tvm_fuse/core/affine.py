@@ -1,34 +1,39 @@
-"""Fold scales and shifts after a layer into its weights: what is left of a batch norm in pieces.
+"""Fold scales and shifts before or after a layer into its weights: batch norms in pieces.
 
 ::
 
     layer -> add -> subtract -> multiply -> divide -> ...        layer' -> add
+    subtract -> divide -> layer                                  layer' -> add
 
-    y = x * a + b, one a and one b a channel; each operator composes with what came before:
-    x + c: b += c        x - c: b -= c        c - x: a = -a, b = c - b
-    x * c: a *= c, b *= c        x / c: a /= c, b /= c
+    y = x * a + b, one a and one b a channel; each operator composes with what came before
 
-Before -> after: a run of two or more such operators, or one that scales, becomes one bias add, and
-the weights carry the scale. A single add is a bias already and stays. A run ends before an
-activation that has such operators in it (the ``x * 0.2 + 0.5`` of a hard sigmoid).
+Before -> after: a run of such operators becomes one bias add, and the weights carry the scale. A
+single add after a layer is a bias already and stays. A run ends before an activation that has such
+operators in it (the ``x * 0.2 + 0.5`` of a hard sigmoid).
 
-Shapes: every constant is a scalar or holds one number a channel of the layer's output; results
-keep the layer's shape. Conditions: each value has one reader and is no output of the model; then
-those of ``core/weights.py``. Numerics: as there; a and b are composed in float64.
+Shapes: every constant is a scalar or holds one number a channel. Numerics: a and b are composed in
+float64. Conditions: those of ``core/backward.py``, else of ``core/forward.py``; a run that could go
+neither way is reported only where it follows a layer.
 
-Source: exporters that write ``(x - mean) * (gamma / sqrt(var + epsilon)) + beta`` as operators.
+Source: exporters that write ``(x - mean) * (gamma / sqrt(var + epsilon)) + beta`` as operators, and
+models that normalize their input.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 import numpy as np
 
 from tvm_fuse.core.activations import match_activation
-from tvm_fuse.core.graph import ANCHOR_KINDS, Array, Graph, Kind, Node
+from tvm_fuse.core.backward import absorb_backward
+from tvm_fuse.core.channelwise import AFFINE_KINDS, Affine, Axes, channel_count, read_step
+from tvm_fuse.core.edit import Edit
+from tvm_fuse.core.forward import absorb_forward
+from tvm_fuse.core.graph import ANCHOR_KINDS, BiasAddAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Decision, Reason, applied, declined
-from tvm_fuse.core.weights import absorb, channel_axis, channel_vector
+from tvm_fuse.core.weights import FoldedLayer, output_axes
 
 __all__ = ["AffineRecord", "plan_affine_folds"]
 
@@ -37,34 +42,34 @@ RULE = "fold-scale-shift"
 
 @dataclass(frozen=True)
 class AffineRecord:
-    """A run of scales and shifts folded into the layer before it.
+    """A run of scales and shifts folded into the layers before or after it.
 
     Args:
-        anchor: Id of the convolution or dense layer.
-        results: Id of the value to replace (the last result of the run), as a tuple.
-        anchor_name: Where the layer came from.
         operators: The front end's names of the operators, in order.
         gain_max: Largest ``abs(a)``.
-        weight: The folded weight.
-        bias: The folded bias, shape ``(C,)``.
+        layers: The layers, with digests of their weights and the bound on the rounding error.
+        edit: What changes in the graph.
     """
 
-    anchor: int
-    results: tuple[int, ...]
-    anchor_name: str
     operators: tuple[str, ...]
     gain_max: float
-    weight: Array = field(compare=False, repr=False)
-    bias: Array = field(compare=False, repr=False)
+    layers: tuple[FoldedLayer, ...]
+    edit: Edit = field(compare=False, repr=False)
+
+    @property
+    def anchor_name(self) -> str:
+        """Names of the layers, for people."""
+        return ", ".join(layer.name for layer in self.layers)
 
 
 @dataclass(frozen=True)
 class _Run:
-    """Operators after an anchor, and what they do together: ``x * scale + shift``."""
+    """Operators in a row, the value they start from, and what they do together."""
 
+    value: int
     nodes: tuple[int, ...]
-    scale: Array
-    shift: Array
+    axes: Axes
+    affine: Affine
 
 
 def plan_affine_folds(graph: Graph) -> tuple[tuple[AffineRecord, ...], tuple[Decision, ...]]:
@@ -74,89 +79,112 @@ def plan_affine_folds(graph: Graph) -> tuple[tuple[AffineRecord, ...], tuple[Dec
         graph: The graph; it is not changed.
 
     Returns:
-        The records to apply, and one decision for every run that is worth folding.
+        The records to apply, none of which touches what another one touches, and a decision for every
+        run that was folded or that follows a layer and could not be.
     """
     records: list[AffineRecord] = []
     decisions: list[Decision] = []
-    for anchor in graph.of_kind(*ANCHOR_KINDS):
-        run = _find_run(graph, anchor)
-        if run is None or not _is_worth_it(graph, run):
-            continue
-        outcome = _construct(graph, anchor, run)
+    touched: set[int] = set()
+    for run in _find_runs(graph):
+        outcome = _fold_run(graph, run)
+        start = graph.nodes[run.value]
         if isinstance(outcome, Reason):
-            decisions.append(declined(RULE, str(anchor), outcome))
-            continue
-        records.append(outcome)
-        decisions.append(applied(RULE, str(anchor), ", ".join(outcome.operators)))
+            if start.kind in ANCHOR_KINDS:
+                decisions.append(declined(RULE, str(start), outcome))
+        elif touched.isdisjoint(outcome.edit.touched):
+            touched |= outcome.edit.touched
+            records.append(outcome)
+            decisions.append(applied(RULE, outcome.anchor_name, ", ".join(outcome.operators)))
     return tuple(records), tuple(decisions)
 
 
-def _find_run(graph: Graph, anchor: Node) -> _Run | None:
-    """The longest run after an anchor; None where its channels are not one static axis."""
-    channel = channel_axis(anchor)
-    channels = None if channel is None else anchor.output.shape[channel]
-    if not isinstance(channels, int):
+# --- runs ------------------------------------------------------------------------------------
+
+
+def _find_runs(graph: Graph) -> Iterator[_Run]:
+    """The longest runs, each operator in one at most."""
+    taken: set[int] = set()
+    for node in graph.nodes:
+        if node.kind not in AFFINE_KINDS or node.id in taken:
+            continue
+        run = _run_from(graph, node)
+        if run is not None:
+            taken.update(run.nodes)
+            if not _is_bias(graph, run):
+                yield run
+
+
+def _run_from(graph: Graph, first: Node) -> _Run | None:
+    """The longest run that starts with an operator."""
+    start = next((source for source in first.inputs if source not in graph.constants), None)
+    axes = None if start is None else _find_axes(graph, first, graph.nodes[start])
+    channels = None if axes is None else channel_count(first.output.shape, axes)
+    if start is None or axes is None or channels is None or match_activation(graph, start) is not None:
         return None
-    run = _Run((), np.ones(channels), np.zeros(channels))
-    value = anchor.id
-    while not graph.is_output(value) and len(graph.readers(value)) == 1:
-        operator = graph.nodes[graph.readers(value)[0]]
-        longer = _extend(graph, anchor, run, operator, value)
-        if longer is None or match_activation(graph, value) is not None:
+    run = _Run(start, (), axes, Affine.identity(channels))
+    operator: Node | None = first
+    while operator is not None:
+        step = read_step(graph, operator, axes)
+        if step is None:
             break
-        run, value = longer, operator.id
-    return run
+        run = _Run(start, (*run.nodes, operator.id), axes, step.affine.after(run.affine))
+        operator = _next_operator(graph, operator)
+    return run if run.nodes else None
 
 
-def _extend(graph: Graph, anchor: Node, run: _Run, operator: Node, value: int) -> _Run | None:
-    """The run with one more operator, or None when the operator does not scale or shift."""
-    if operator.kind not in _COMPOSE or len(operator.inputs) != 2:
+def _next_operator(graph: Graph, node: Node) -> Node | None:
+    """The only reader, unless an activation starts at the value."""
+    readers = graph.readers(node.id)
+    if graph.is_output(node.id) or len(readers) != 1 or match_activation(graph, node.id) is not None:
         return None
-    value_first = operator.inputs[0] == value
-    constant = graph.constant(operator.inputs[1 if value_first else 0])
-    vector = None if constant is None else channel_vector(operator, anchor, constant)
-    if vector is None or operator.output != anchor.output:
-        return None
-    with np.errstate(all="ignore"):  # what is not finite is refused when the weights are made
-        composed = _COMPOSE[operator.kind](run.scale, run.shift, vector.astype(np.float64), value_first)
-    return None if composed is None else _Run((*run.nodes, operator.id), *composed)
+    return graph.nodes[readers[0]]
 
 
-def _subtract(a: Array, b: Array, c: Array, value_first: bool) -> tuple[Array, Array]:
-    return (a, b - c) if value_first else (-a, c - b)
+def _find_axes(graph: Graph, first: Node, value: Node) -> Axes | None:
+    """The channel axes of a run: the layer's, else the axis along which its constants have numbers."""
+    if value.kind in ANCHOR_KINDS:
+        return output_axes(value)
+    operator: Node | None = first
+    while operator is not None and operator.kind in AFFINE_KINDS:
+        if isinstance(operator.attrs, BiasAddAttrs):
+            return (operator.attrs.axis,)
+        constant = next((graph.constants[s] for s in operator.inputs if s in graph.constants), None)
+        rank = len(operator.output.shape)
+        if constant is None or constant.ndim > rank:
+            break
+        wide = tuple(rank - constant.ndim + axis for axis, size in enumerate(constant.shape) if size != 1)
+        if wide:
+            return wide if len(wide) == 1 else None
+        operator = _next_operator(graph, operator)
+    return (1,) if len(value.output.shape) > 1 else None  # scalars only: any axis will do
 
 
-def _divide(a: Array, b: Array, c: Array, value_first: bool) -> tuple[Array, Array] | None:
-    return (a / c, b / c) if value_first else None
+def _is_bias(graph: Graph, run: _Run) -> bool:
+    """Whether a run is what folding would make of it: one add after a layer."""
+    return graph.nodes[run.value].kind in ANCHOR_KINDS and _is_one_add(graph, run)
 
 
-#: Operator -> scale and shift after it, from those before, the constant, and whether the value comes first.
-_COMPOSE = {
-    Kind.ADD: lambda a, b, c, value_first: (a, b + c),
-    Kind.BIAS_ADD: lambda a, b, c, value_first: (a, b + c),
-    Kind.SUBTRACT: _subtract,
-    Kind.MULTIPLY: lambda a, b, c, value_first: (a * c, b * c),
-    Kind.DIVIDE: _divide,
-}
+def _is_one_add(graph: Graph, run: _Run) -> bool:
+    """Whether a run is one add, of which the layers before it would make one add or more."""
+    return [graph.nodes[node].kind for node in run.nodes] in ([Kind.ADD], [Kind.BIAS_ADD])
 
 
-def _is_worth_it(graph: Graph, run: _Run) -> bool:
-    """Whether folding leaves fewer operators: anything but nothing, or one plain bias."""
-    kinds = [graph.nodes[node].kind for node in run.nodes]
-    return len(kinds) > 1 or kinds in ([Kind.MULTIPLY], [Kind.DIVIDE], [Kind.SUBTRACT])
+# --- construction ----------------------------------------------------------------------------
 
 
-def _construct(graph: Graph, anchor: Node, run: _Run) -> AffineRecord | Reason:
+def _fold_run(graph: Graph, run: _Run) -> AffineRecord | Reason:
     operators = tuple(graph.nodes[node].op for node in run.nodes)
-    layer = absorb(graph, anchor, run.scale, run.shift, " and ".join(operators))
-    if isinstance(layer, Reason):
-        return layer
+    source = " and ".join(operators)
+    aliases = dict(zip(run.nodes, (run.value, *run.nodes)))
+    before = absorb_backward(graph, run.value, run.nodes[0], run.axes, run.affine, source)
+    absorbed = before
+    if isinstance(before, Reason) or _is_one_add(graph, run):
+        absorbed = absorb_forward(graph, run.nodes[-1:], run.axes, run.affine, source)
+    if isinstance(absorbed, Reason):
+        return before if isinstance(before, Reason) else absorbed
     return AffineRecord(
-        anchor=anchor.id,
-        results=(run.nodes[-1],),
-        anchor_name=str(anchor),
         operators=operators,
-        gain_max=float(np.abs(run.scale).max()),
-        weight=layer.weight,
-        bias=layer.bias,
+        gain_max=float(np.abs(run.affine.scale).max()),
+        layers=absorbed.folded,
+        edit=absorbed.edit(aliases),
     )

@@ -23,7 +23,7 @@ from tvm_fuse.core.activations import match_activation
 from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, ConvAttrs, Dim, Graph, Kind, Node
 from tvm_fuse.core.layout import channel_vector_shape
 from tvm_fuse.core.reason import Code, Reason
-from tvm_fuse.core.weights import channel_axis
+from tvm_fuse.core.weights import output_axes
 
 __all__ = ["MOST_OPERATORS", "Chain", "Step", "StepKind", "grow_chain"]
 
@@ -163,7 +163,7 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     if len(nodes) != 1 or node.kind not in (Kind.ADD, Kind.BIAS_ADD):
         return StepKind.ELEMENTWISE
     if isinstance(node.attrs, BiasAddAttrs):
-        along_channel = node.attrs.axis == channel_axis(graph.nodes[anchor])
+        along_channel = (node.attrs.axis,) == output_axes(graph.nodes[anchor])
         return StepKind.BIAS if along_channel else StepKind.ELEMENTWISE
     others = [source for source in node.inputs if source != value]
     if len(others) != 1:

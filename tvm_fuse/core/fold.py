@@ -1,4 +1,4 @@
-"""Fold inference batch normalization into the weights of the layer before it.
+"""Fold inference batch normalization into the weights of the layers before it, or after it.
 
 ::
 
@@ -9,45 +9,45 @@
     W'    = W * scale            along the output channel of W
     b'    = (b - mean) * scale + beta
 
-Shapes: gamma, beta, mean, var, b: ``(C,)``; W in any layout whose output channel is one axis,
-blocked or not; a depthwise kernel whose two channel axes together make the output channel; or a
-transposed kernel, where the output channel is the group and the position in it.
+A batch norm is a per-channel map ``x * scale + shift``; ``core/backward.py`` pushes it into the layers
+that produce its data (through biases, moves, concatenations and residual adds), and where that
+cannot be, ``core/forward.py`` into the layers that read its result.
+
+Shapes: gamma, beta, mean, var, b: ``(C,)``; layers and weights as in ``core/weights.py``.
 
 Numerics: everything is computed in float64 and rounded once, W' to the dtype of the weights and
 b' to that of the output. With unit roundoff u of that dtype a folded number differs from the exact
 one by at most u relative, as long as it is not subnormal in that dtype; such a one differs by half
-the smallest subnormal.
+the smallest subnormal. ``FoldedLayer`` states what that makes of the outputs.
 
-Conditions, by code: ``bn-producer-unsupported``, ``bn-after-activation``,
-``bn-parameters-not-constant``, ``bn-statistics-used``, ``bn-axis-not-channel``,
-``bn-statistics-not-finite``, ``bn-epsilon-invalid``, ``bn-variance-not-positive``,
-``anchor-output-shared``, ``anchor-output-returned``, ``weight-not-constant``,
-``weight-layout-unsupported``, ``fold-overflow``.
+Conditions, by code: ``bn-parameters-not-constant``, ``bn-statistics-used``, ``bn-statistics-not-finite``,
+``bn-epsilon-invalid``, ``bn-epsilon-underflow``, ``bn-variance-not-positive``; then those of the two ways.
 
 Source: Ioffe and Szegedy 2015, section 3.1; the algebra is in every text on deployment.
 """
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 import numpy as np
 
-from tvm_fuse.core.activations import ACTIVATIONS, Apply
-from tvm_fuse.core.graph import (
-    ANCHOR_KINDS,
-    Array,
-    BatchNormAttrs,
-    ConvAttrs,
-    Graph,
-    Kind,
-    Node,
-)
+from tvm_fuse.core.backward import Absorbed, absorb_backward
+from tvm_fuse.core.channelwise import Affine
+from tvm_fuse.core.dtypes import Array
+from tvm_fuse.core.edit import Edit
+from tvm_fuse.core.epsilon import check_epsilon_dtype
+from tvm_fuse.core.forward import absorb_forward
+from tvm_fuse.core.graph import BatchNormAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
-from tvm_fuse.core.weights import absorb, channel_axis, channel_vector
+from tvm_fuse.core.weights import FoldedLayer
 
 __all__ = [
+    "RULE",
     "BatchNorm",
+    "Direction",
     "FoldRecord",
     "audit_statistics",
     "fold_bias",
@@ -57,10 +57,8 @@ __all__ = [
 ]
 
 RULE = "fold-batch-norm"
-
-_ACTIVATION_KINDS = frozenset(
-    spelling.kind for record in ACTIVATIONS for spelling in record.spellings if isinstance(spelling, Apply)
-) - {Kind.ADD, Kind.MULTIPLY, Kind.DIVIDE}
+#: Of normalizations that cannot be folded by their nature; not counted as batch norms.
+DATA_NORM_RULE = "fold-data-norm"
 
 
 @dataclass(frozen=True)
@@ -80,41 +78,41 @@ class BatchNorm:
     variance: Array = field(compare=False, repr=False)
 
 
+class Direction(str, Enum):
+    """Where the layers are that took a batch norm in."""
+
+    BEFORE = "before"
+    AFTER = "after"
+
+
 @dataclass(frozen=True)
 class FoldRecord:
-    """One batch norm folded into one anchor.
+    """One batch norm folded into the layers before or after it.
 
     Args:
-        anchor: Id of the convolution or dense layer.
         batch_norm: Id of the batch norm.
-        results: Ids of the values to replace (the normalized output, once for each time it is taken
-            out of the tuple).
-        anchor_name: Where the anchor came from.
-        name: Where the batch norm came from.
+        name: Where it came from.
         epsilon: The epsilon that was used.
         variance_min: Smallest variance.
         gain_max: Largest ``abs(scale)``.
-        had_bias: Whether an older bias was merged.
-        weight_before: Digest of the weight before folding.
-        weight_after: Digest of the folded weight.
-        weight: The folded weight, shape and dtype of the old one.
-        bias: The folded bias, shape ``(C,)``, dtype of the anchor's output (float16 weights may
-            accumulate in float32).
+        direction: Where the layers are.
+        layers: The layers, with digests of their weights and the bound on the rounding error.
+        edit: What changes in the graph.
     """
 
-    anchor: int
     batch_norm: int
-    results: tuple[int, ...]
-    anchor_name: str
     name: str
     epsilon: float
     variance_min: float
     gain_max: float
-    had_bias: bool
-    weight_before: str
-    weight_after: str
-    weight: Array = field(compare=False, repr=False)
-    bias: Array = field(compare=False, repr=False)
+    direction: Direction
+    layers: tuple[FoldedLayer, ...]
+    edit: Edit = field(compare=False, repr=False)
+
+    @property
+    def anchor_name(self) -> str:
+        """Names of the layers, for people."""
+        return ", ".join(layer.name for layer in self.layers)
 
 
 # --- formula ---------------------------------------------------------------------------------
@@ -129,7 +127,8 @@ def fold_scale(bn: BatchNorm) -> Array:
 def fold_bias(bn: BatchNorm, bias: Array | None) -> Array:
     """``(b - mean) * scale + beta``, float64 ``(C,)``; ``bias=None`` means 0."""
     shifted = -bn.mean if bias is None else bias.astype(np.float64) - bn.mean
-    return shifted * fold_scale(bn) + bn.beta
+    with np.errstate(over="ignore", invalid="ignore"):  # refused when the weights are made
+        return shifted * fold_scale(bn) + bn.beta
 
 
 # --- conditions ------------------------------------------------------------------------------
@@ -148,11 +147,11 @@ def read_batch_norm(graph: Graph, node: Node) -> BatchNorm | Reason:
         if fill is not None:
             values[role] = np.full_like(values["mean"], fill)
             continue
-        array = graph.constant(source)
+        array = graph.exact(source)
         if array is None:
             got = f"{role} computed by {graph.nodes[source]}"
             return Reason(Code.BN_PARAMETERS_NOT_CONSTANT, str(node), "constant parameters", got)
-        values[role] = array.astype(np.float64).reshape(-1)
+        values[role] = array.reshape(-1)
     return BatchNorm(node.id, str(node), attrs.epsilon, **values)
 
 
@@ -187,67 +186,9 @@ def _normalized_outputs(graph: Graph, bn: Node) -> tuple[int, ...] | Reason:
     return Reason(Code.BN_STATISTICS_USED, str(bn), "only the normalized output in use", got)
 
 
-@dataclass(frozen=True)
-class _Producer:
-    """The anchor before a batch norm and the bias between them (``(C,)`` or None)."""
-
-    anchor: Node
-    bias: Array | None
-
-
-def _find_producer(graph: Graph, bn: Node) -> _Producer | Reason:
-    """Walk up from the batch norm: at most one constant per-channel add, then the anchor."""
-    source = graph.nodes[bn.inputs[0]]
-    bias: Array | None = None
-    reason = _only_reader(graph, source, bn)
-    if reason is not None:
-        return reason
-    if source.kind in (Kind.ADD, Kind.BIAS_ADD):
-        split = _split_bias(graph, source)
-        if split is not None:
-            bias, anchor = split
-            reason = _only_reader(graph, anchor, source)
-            if reason is not None:
-                return reason
-            source = anchor
-    if source.kind in ANCHOR_KINDS:
-        return _Producer(source, bias)
-    code = Code.BN_AFTER_ACTIVATION if source.kind in _ACTIVATION_KINDS else Code.BN_PRODUCER_UNSUPPORTED
-    return Reason(code, str(bn), "a convolution or dense layer (with or without bias) before it", source.op)
-
-
-def _split_bias(graph: Graph, add: Node) -> tuple[Array, Node] | None:
-    """A per-channel constant and the anchor it is added to, if ``add`` is that."""
-    for value, other in (add.inputs, add.inputs[::-1]):
-        anchor, constant = graph.nodes[value], graph.constant(other)
-        if anchor.kind in ANCHOR_KINDS and constant is not None:
-            vector = channel_vector(add, anchor, constant)
-            if vector is not None:
-                return vector, anchor
-    return None
-
-
-def _only_reader(graph: Graph, value: Node, reader: Node) -> Reason | None:
-    """Nobody else may read a value that folding changes."""
-    if value.kind not in ANCHOR_KINDS | {Kind.ADD, Kind.BIAS_ADD}:
-        return None
-    wanted = f"{reader} as the only reader"
-    if graph.is_output(value.id):
-        return Reason(Code.ANCHOR_OUTPUT_RETURNED, str(value), wanted, "a model output")
-    others = [str(graph.nodes[node]) for node in graph.readers(value.id) if node != reader.id]
-    if others or len(graph.readers(value.id)) > 1:
-        got = f"{len(graph.readers(value.id))} readers; also {', '.join(others) or reader}"
-        return Reason(Code.ANCHOR_OUTPUT_SHARED, str(value), wanted, got)
-    return None
-
-
-def _axis_is_channel(bn: Node, anchor: Node) -> Reason | None:
-    channel = channel_axis(anchor)
-    if bn.attrs.axis == channel:
-        return None
-    where = f" of {anchor.attrs.out_layout}" if isinstance(anchor.attrs, ConvAttrs) else ""
-    wanted = f"axis {channel}{where}" if channel is not None else "one unblocked channel axis"
-    return Reason(Code.BN_AXIS_NOT_CHANNEL, str(bn), wanted, f"axis {bn.attrs.axis}{where}")
+def _epsilon_fits(graph: Graph, node: Node) -> Reason | None:
+    """The dtype that the batch norm is computed in must be able to hold epsilon."""
+    return check_epsilon_dtype(str(node), node.attrs.epsilon, graph.nodes[node.inputs[4]].output.dtype)
 
 
 # --- construction ----------------------------------------------------------------------------
@@ -260,19 +201,26 @@ def plan_folds(graph: Graph) -> tuple[tuple[FoldRecord, ...], tuple[Decision, ..
         graph: The graph; it is not changed.
 
     Returns:
-        The records to apply, and one decision for every batch norm. A batch norm after
-        another one is declined in this round and folds in the next.
+        The records to apply, none of which touches what another one touches, and a decision for every
+        batch norm and every normalization of data. What has to wait for another record (a batch
+        norm after a batch norm, two around one layer) gets none in this round and folds in the next.
     """
     records: list[FoldRecord] = []
     decisions: list[Decision] = []
-    for node in graph.of_kind(Kind.BATCH_NORM):
+    touched: set[int] = set()
+    for node in graph.of_kind(Kind.BATCH_NORM, Kind.DATA_NORM):
+        if node.kind is Kind.DATA_NORM:
+            reason = Reason(Code.DATA_NORM, str(node), "statistics that are constants", node.op)
+            decisions.append(declined(DATA_NORM_RULE, str(node), reason))
+            continue
         outcome = _fold_one(graph, node)
         if isinstance(outcome, Reason):
             decisions.append(declined(RULE, str(node), outcome))
-            continue
-        records.append(outcome)
-        detail = f"into {outcome.anchor_name}, epsilon {outcome.epsilon:.9g}"
-        decisions.append(applied(RULE, str(node), detail))
+        elif touched.isdisjoint(outcome.edit.touched):
+            touched |= outcome.edit.touched
+            records.append(outcome)
+            detail = f"into {outcome.anchor_name}, epsilon {outcome.epsilon:.9g}"
+            decisions.append(applied(RULE, str(node), detail))
     return tuple(records), tuple(decisions)
 
 
@@ -283,37 +231,37 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     results = _normalized_outputs(graph, node)
     if isinstance(results, Reason):
         return results
-    producer = _find_producer(graph, node)
-    if isinstance(producer, Reason):
-        return producer
-    anchor = producer.anchor
-    reason = _axis_is_channel(node, anchor) or audit_statistics(bn)
+    reason = audit_statistics(bn) or _epsilon_fits(graph, node)
     if reason is not None:
         return reason
-    return _construct(graph, bn, producer, results)
+    scale = fold_scale(bn)
+    affine = Affine(scale, fold_bias(bn, None))
+    data, axes = node.inputs[0], (node.attrs.axis,)
+    before = absorb_backward(graph, data, node.id, axes, affine, bn.name)
+    if not isinstance(before, Reason):
+        return _record(bn, scale, Direction.BEFORE, before, dict.fromkeys(results, data))
+    after = absorb_forward(graph, results, axes, affine, bn.name)
+    if not isinstance(after, Reason):
+        return _record(bn, scale, Direction.AFTER, after, dict.fromkeys(results, data))
+    return _more_useful(before, after)
 
 
-def _construct(
-    graph: Graph, bn: BatchNorm, producer: _Producer, results: tuple[int, ...]
-) -> FoldRecord | Reason:
-    anchor = producer.anchor
-    with np.errstate(over="ignore", invalid="ignore"):
-        scale, bias = fold_scale(bn), fold_bias(bn, producer.bias)
-    layer = absorb(graph, anchor, scale, bias, bn.name)
-    if isinstance(layer, Reason):
-        return layer
+def _more_useful(before: Reason, after: Reason) -> Reason:
+    """Of the reasons why neither way works, the one that says most: what is before comes first."""
+    is_vague = before.code is Code.BN_PRODUCER_UNSUPPORTED
+    return after if is_vague and after.code is not Code.BN_READER_UNSUPPORTED else before
+
+
+def _record(
+    bn: BatchNorm, scale: Array, direction: Direction, absorbed: Absorbed, results: Mapping[int, int]
+) -> FoldRecord:
     return FoldRecord(
-        anchor=anchor.id,
         batch_norm=bn.node,
-        results=results,
-        anchor_name=str(anchor),
         name=bn.name,
         epsilon=bn.epsilon,
         variance_min=float(bn.variance.min()),
         gain_max=float(np.abs(scale).max()),
-        had_bias=producer.bias is not None,
-        weight_before=layer.weight_before,
-        weight_after=layer.weight_after,
-        weight=layer.weight,
-        bias=layer.bias,
+        direction=direction,
+        layers=absorbed.folded,
+        edit=absorbed.edit(results),
     )

@@ -14,7 +14,15 @@ import numpy as np
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.graph import Array, Dim
 
-__all__ = ["Axis", "axis_index", "channel_vector_shape", "parse_layout", "spread", "transform"]
+__all__ = [
+    "Axis",
+    "axis_index",
+    "channel_axes",
+    "channel_vector_shape",
+    "parse_layout",
+    "spread",
+    "transform",
+]
 
 _TOKEN = re.compile(r"([A-Z])|([1-9][0-9]*)([a-z])")
 
@@ -56,6 +64,19 @@ def axis_index(layout: str, letter: str) -> int | None:
     return places[0] if len(places) == 1 else None
 
 
+def channel_axes(layout: str, letter: str) -> tuple[int, ...] | None:
+    """Positions of an axis and its blocks, in order: ``NCHW4c``, C -> (1, 4).
+
+    Returns:
+        None when the layout lacks the axis or holds a block before what it is a block of.
+    """
+    axes = parse_layout(layout)
+    places = tuple(index for index, axis in enumerate(axes) if axis.letter == letter)
+    if not places or any(axes[index].block == 0 for index in places[1:]):
+        return None
+    return places
+
+
 def channel_vector_shape(layout: str, letter: str, shape: tuple[Dim, ...]) -> tuple[Dim, ...] | None:
     """The shape that spreads a vector along one axis of a tensor, blocks included.
 
@@ -71,8 +92,8 @@ def channel_vector_shape(layout: str, letter: str, shape: tuple[Dim, ...]) -> tu
     axes = parse_layout(layout)
     if len(axes) != len(shape) or any(axis.block not in (0, size) for axis, size in zip(axes, shape)):
         return None
-    places = [index for index, axis in enumerate(axes) if axis.letter == letter]
-    if not places or any(axes[index].block == 0 for index in places[1:]):
+    places = channel_axes(layout, letter)
+    if places is None:
         return None
     return tuple(size if index in places else 1 for index, size in enumerate(shape))
 

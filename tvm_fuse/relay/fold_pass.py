@@ -17,26 +17,24 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, Callable
 
-import numpy as np
-
 from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
+from tvm_fuse.core.edit import LayerEdit
 from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon, resolve_expected
 from tvm_fuse.core.errors import ModelError
-from tvm_fuse.core.fold import FoldRecord, plan_folds
-from tvm_fuse.core.graph import ConvAttrs, Graph, Kind, Node
-from tvm_fuse.core.layout import spread
+from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
+from tvm_fuse.core.graph import Graph, Kind, Node
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined, refusal
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import ReadFunction, source_name
 from tvm_fuse.relay.record import PassRecord, record
-from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function, renamed
+from tvm_fuse.relay.rewrite import Replacement, constant, rebuild_expression, rebuild_function, renamed
 
 __all__ = ["align_epsilon", "fold_batch_norms"]
 
-#: Two batch norms in a row fold in two rounds; a longer row than this is not a model.
-_MAX_ROUNDS = 16
+#: Batch norms in a row fold one a round; a longer row than this is not a model.
+_MAX_ROUNDS = 64
 
 
 def fold_batch_norms(module: Any) -> Any:
@@ -56,9 +54,10 @@ def fold_batch_norms(module: Any) -> Any:
         module, absorbed = _fold_round(module, plan_affine_folds, pieces)
         if not folded and not absorbed:
             break
-    summary = f"{len(norms.records)} of {len(norms.records) + len(norms.open)} batch norms folded"
+    left = sum(decision.rule == RULE for decision in norms.open)
+    summary = f"{len(norms.records)} of {len(norms.records) + left} batch norms folded"
     record(norms.as_record("FoldBatchNorm", summary))
-    summary = f"scales and shifts after {len(pieces.records)} layers folded"
+    summary = f"{len(pieces.records)} other scales and shifts folded"
     record(pieces.as_record("FoldScaleShift", summary))
     return module
 
@@ -102,36 +101,29 @@ def _name_batch_norms(module: Any) -> Any:
 def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord | AffineRecord, ...]) -> Any:
     replacements: dict[int, Replacement] = {}
     for fold in folds:
-        replacements.update(dict.fromkeys(fold.results, _folded(read, fold)))
+        replacements.update((layer.anchor, _layer(read, layer)) for layer in fold.edit.layers)
+        replacements.update((value, _alias(other)) for value, other in fold.edit.aliases.items())
     return rebuild_function(read, replacements)
 
 
-def _folded(read: ReadFunction, fold: FoldRecord | AffineRecord) -> Replacement:
-    anchor = read.graph.nodes[fold.anchor]
-    expr = read.expressions[fold.anchor]
-    cached: list[Any] = []
+def _layer(read: ReadFunction, edit: LayerEdit) -> Replacement:
+    """The layer with its new weight, and its bias added to it."""
+    anchor = read.graph.nodes[edit.anchor]
+    expr = read.expressions[edit.anchor]
+    dtype = read.graph.nodes[anchor.inputs[1]].output.dtype
 
     def construct(new: Callable[[int], Any]) -> Any:
-        if not cached:
-            operands = [new(anchor.inputs[0]), relay.const(fold.weight, str(fold.weight.dtype))]
-            convolution = rebuild_expression(expr, operands)
-            bias = relay.const(_bias_like_output(anchor, fold.bias), anchor.output.dtype)
-            cached.append(relay.Call(relay.op.get("add"), [convolution, bias], None, None, expr.span))
-        return cached[0]
+        layer = rebuild_expression(expr, [new(anchor.inputs[0]), constant(edit.weight, dtype)])
+        if edit.bias is None:
+            return layer
+        bias = constant(edit.bias, anchor.output.dtype)
+        return relay.Call(relay.op.get("add"), [layer, bias], None, None, expr.span)
 
     return construct
 
 
-def _bias_like_output(anchor: Node, bias: np.ndarray) -> np.ndarray:
-    """The bias with the rank of the anchor's output: (1, C, 1, 1) for NCHW, (1, C) for dense."""
-    bias = bias.astype(anchor.output.dtype)
-    rank = len(anchor.output.shape)
-    if not isinstance(anchor.attrs, ConvAttrs):
-        return bias.reshape((1,) * (rank - 1) + (-1,))
-    layout = anchor.attrs.out_layout
-    shape = tuple(bias.size if axis == "C" else 1 for axis in layout)
-    spread_bias = spread(bias, layout, "C", shape)
-    return bias if spread_bias is None else spread_bias
+def _alias(value: int) -> Replacement:
+    return lambda new: new(value)
 
 
 # --- epsilon ---------------------------------------------------------------------------------

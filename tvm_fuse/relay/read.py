@@ -15,14 +15,18 @@ from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
+    ConcatenateAttrs,
     ConvAttrs,
     DenseAttrs,
     Dim,
     Graph,
     Kind,
+    LayoutTransformAttrs,
     LeakyReluAttrs,
     Node,
+    PadAttrs,
     TensorInfo,
+    TransposeAttrs,
 )
 from tvm_fuse.relay.base import relay, tvm
 
@@ -42,6 +46,20 @@ _SIMPLE_KINDS = {
     "nn.relu": Kind.RELU,
     "sigmoid": Kind.SIGMOID,
     "tanh": Kind.TANH,
+    "cast": Kind.CAST,
+    "negative": Kind.NEGATIVE,
+    "power": Kind.POWER,
+    "rsqrt": Kind.RSQRT,
+    "sqrt": Kind.SQRT,
+    "expand_dims": Kind.EXPAND_DIMS,
+    "reshape": Kind.RESHAPE,
+    "squeeze": Kind.RESHAPE,
+    "nn.batch_flatten": Kind.RESHAPE,
+    "nn.instance_norm": Kind.DATA_NORM,
+    "nn.layer_norm": Kind.DATA_NORM,
+    "nn.group_norm": Kind.DATA_NORM,
+    "nn.l2_normalize": Kind.DATA_NORM,
+    "nn.lrn": Kind.DATA_NORM,
 }
 
 
@@ -210,6 +228,36 @@ def _positive_axis(axis: int, data: Any) -> int:
     return axis + len(data.checked_type.shape) if axis < 0 else axis
 
 
+def _read_matmul(call: Any, *, batch: str) -> DenseAttrs:
+    """``nn.matmul`` and ``nn.batch_matmul``: either operand may be transposed."""
+    layout = batch + ("OI" if call.attrs.transpose_b else "IO")
+    return DenseAttrs(layout, -2 if call.attrs.transpose_a else -1)
+
+
+def _read_packed_dense(call: Any) -> DenseAttrs:
+    """``nn.contrib_dense_pack`` calls the output channels N and the input channels C: ``NC8n``."""
+    layout = str(call.attrs.weight_layout)
+    return DenseAttrs(layout.translate(str.maketrans("NCnc", "OIoi")))
+
+
+def _read_transpose(call: Any) -> TransposeAttrs:
+    rank = len(call.args[0].checked_type.shape)
+    axes = [int(axis) for axis in call.attrs.axes] if call.attrs.axes else list(range(rank))[::-1]
+    return TransposeAttrs(tuple(axis % rank for axis in axes))
+
+
+def _read_concatenate(call: Any) -> ConcatenateAttrs:
+    axis = int(call.attrs.axis)
+    return ConcatenateAttrs(axis + len(call.checked_type.shape) if axis < 0 else axis)
+
+
+def _read_pad(call: Any) -> PadAttrs:
+    value = call.args[1]
+    is_known = isinstance(value, relay.Constant) and str(call.attrs.pad_mode) == "constant"
+    widths = tuple((int(before), int(after)) for before, after in call.attrs.pad_width)
+    return PadAttrs(widths, float(value.data.numpy()) if is_known else None)
+
+
 #: Operators with attributes that matter: name -> kind and reader.
 _READ_ATTRS: dict[str, tuple[Kind, Callable[[Any], Any]]] = {
     "nn.conv1d": (Kind.CONV1D, _read_conv),
@@ -221,7 +269,16 @@ _READ_ATTRS: dict[str, tuple[Kind, Callable[[Any], Any]]] = {
     "nn.contrib_conv2d_NCHWc": (Kind.CONV2D, _read_conv),
     "nn.contrib_depthwise_conv2d_NCHWc": (Kind.CONV2D, _read_conv),
     "nn.dense": (Kind.DENSE, lambda call: DenseAttrs("OI")),
-    "nn.contrib_dense_pack": (Kind.DENSE, lambda call: DenseAttrs(str(call.attrs.weight_layout))),
+    "nn.contrib_dense_pack": (Kind.DENSE, _read_packed_dense),
+    "nn.matmul": (Kind.MATMUL, lambda call: _read_matmul(call, batch="")),
+    "nn.batch_matmul": (Kind.BATCH_MATMUL, lambda call: _read_matmul(call, batch="B")),
+    "transpose": (Kind.TRANSPOSE, _read_transpose),
+    "layout_transform": (
+        Kind.LAYOUT_TRANSFORM,
+        lambda call: LayoutTransformAttrs(str(call.attrs.src_layout), str(call.attrs.dst_layout)),
+    ),
+    "concatenate": (Kind.CONCATENATE, _read_concatenate),
+    "nn.pad": (Kind.PAD, _read_pad),
     "nn.batch_norm": (Kind.BATCH_NORM, _read_batch_norm),
     "nn.bias_add": (
         Kind.BIAS_ADD,

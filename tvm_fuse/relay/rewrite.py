@@ -9,12 +9,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, Callable
 
+import numpy as np
+
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import Node
-from tvm_fuse.relay.base import relay
+from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.read import ReadFunction, children
 
-__all__ = ["Replacement", "rebuild_expression", "rebuild_function", "renamed"]
+__all__ = ["Replacement", "constant", "rebuild_expression", "rebuild_function", "renamed"]
 
 #: Given the new expression of any earlier node (by id), make the new expression of this one.
 Replacement = Callable[[Callable[[int], Any]], Any]
@@ -68,6 +70,13 @@ def rebuild_expression(expr: Any, operands: list[Any]) -> Any:
     if isinstance(expr, relay.Let):
         return relay.Let(expr.var, *operands, expr.span)
     raise InternalError(f"cannot rebuild {type(expr).__name__}")
+
+
+def constant(array: np.ndarray, dtype: str) -> Any:
+    """A Relay constant; bfloat16 is given as its bits, in ``uint16``."""
+    if dtype != "bfloat16":
+        return relay.const(array, dtype)
+    return relay.Constant(tvm.nd.empty(array.shape, dtype).copyfrom(array))
 
 
 def renamed(read: ReadFunction, node: Node, name: str) -> Replacement:

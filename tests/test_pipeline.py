@@ -67,7 +67,7 @@ def test_result(net):
     x = net.input("x", SHAPE)
     compiled = compile(net.module(square(net, x), relay.nn.max_pool2d(net.conv2d(x, 4))), latency=True)
     report = compiled.report
-    assert [(f.name, f.epsilon, f.had_bias) for f in report.folds] == [
+    assert [(f.name, f.epsilon, f.layers[0].had_bias) for f in report.folds] == [
         ("batch_norm_0", pytest.approx(1e-3), True)
     ]
     assert [chain.form for chain in report.chains] == ["conv2d_bias_relu"]
@@ -377,7 +377,7 @@ def test_b042_b043_initializers_fold_to_numbers(compile_onnx, as_inputs):
     compiled, model = compile_onnx(b.build(y))
     assert [spec.name for spec in model.inputs] == ["x"]
     assert len(compiled.report.folds) == 2
-    assert len({f.weight_after for f in compiled.report.folds}) == 2
+    assert len({f.layers[0].weight_after for f in compiled.report.folds}) == 2
     counts = count_operators(compiled.module)
     assert not set(counts) & {"cast", "sqrt", "rsqrt", "divide", "multiply"}
     assert compiled.report.parity.passed

@@ -15,6 +15,7 @@ from tests.support.graphs import GraphBuilder, Norm, apply_folds, plain_norm, ra
 from tests.support.numerics import evaluate, fold_by_hand, max_error
 from tvm_fuse.core.fold import (
     BatchNorm,
+    Direction,
     audit_statistics,
     fold_bias,
     fold_scale,
@@ -152,7 +153,7 @@ def test_constant_added_as_bias(layout, shape, swapped):
     bias = np.asarray(draw(C, seed=3)[: int(np.prod(shape))]).reshape(shape) + 3
     y = g.add(bias, y) if swapped else g.add(y, bias)
     _, (record,) = assert_folds(g.build(g.norm(y, random_norm(C), axis=layout.index("C"))), feeds)
-    assert record.had_bias
+    assert record.layers[0].had_bias
 
 
 @pytest.mark.parametrize("layout", ["NCHW", "NHWC"])
@@ -162,7 +163,7 @@ def test_bias_add(layout):
     y = g.conv2d(x, draw(C, C, 3, 3), padding=(1, 1), layout=layout)
     y = g.bias_add(y, draw(C, seed=3), axis=layout.index("C"))
     _, (record,) = assert_folds(g.build(g.norm(y, random_norm(C), axis=layout.index("C"))), feeds)
-    assert record.had_bias
+    assert record.layers[0].had_bias
 
 
 @pytest.mark.parametrize("shape", [(C,), (1, C), (), (1, 1)], ids=str)
@@ -214,11 +215,13 @@ def test_bias_that_is_not_constant_is_declined():
     assert code_of(g.build(g.norm(y, random_norm(C)))) is Code.BN_PRODUCER_UNSUPPORTED
 
 
-def test_two_biases_are_declined():
+def test_whatever_scales_and_shifts_between_layer_and_batch_norm_becomes_one_bias():
     g = GraphBuilder()
-    x, _ = conv_feed(g)
+    x, feeds = conv_feed(g)
     y = g.add(g.add(g.conv2d(x, draw(C, C, 1, 1)), draw(C, 1, 1)), draw(C, 1, 1))
-    assert code_of(g.build(g.norm(y, random_norm(C)))) is Code.BN_PRODUCER_UNSUPPORTED
+    y = g.subtract(3.0, g.multiply(y, 2.0))
+    folded, _ = assert_folds(g.build(g.norm(y, random_norm(C))), feeds)
+    assert [node.kind for node in folded.nodes if node.inputs] == [Kind.CONV2D, Kind.ADD]
 
 
 # --- the numbers of the batch norm -------------------------------------------------------------
@@ -283,13 +286,18 @@ def test_record_tells_what_was_done():
     bn = g.batch_norm(conv, norm, epsilon=0.0, name="stem.bn")
     item = g.item(bn)
     (record,), (decision,) = plan_folds(g.build(item))
-    assert (record.anchor, record.batch_norm, record.results) == (conv, bn, (item,))
+    assert (record.batch_norm, record.direction) == (bn, Direction.BEFORE)
+    assert ([layer.anchor for layer in record.edit.layers], record.edit.aliases) == ([conv], {item: conv})
     assert (record.anchor_name, record.name) == ("stem.conv", "stem.bn")
     assert (record.epsilon, record.variance_min) == (0.0, 0.5)
     assert record.gain_max == pytest.approx(3 / 0.5**0.5)
-    assert not record.had_bias
-    assert record.weight_before == digest(weight)
-    assert record.weight_after == digest(record.weight) != record.weight_before
+    assert not record.layers[0].had_bias
+    assert record.layers[0].weight_before == digest(weight)
+    assert (
+        record.layers[0].weight_after
+        == digest(record.edit.layers[0].weight)
+        != record.layers[0].weight_before
+    )
     assert decision.at == "stem.bn"
     assert "stem.conv" in decision.detail
 
@@ -300,7 +308,7 @@ def test_normalized_output_taken_twice():
     bn = g.batch_norm(g.conv2d(x, draw(C, C, 3, 3)), random_norm(C))
     first, second = g.item(bn), g.item(bn)
     _, (record,) = assert_folds(g.build(g.relu(first), g.tanh(second), first), feeds)
-    assert record.results == (first, second)
+    assert set(record.edit.aliases) == {first, second}
 
 
 def test_input_weight_is_not_written():
@@ -327,9 +335,10 @@ def test_rounded_once_to_the_dtype_of_the_weight(dtype):
     exact_weight, exact_bias = fold_by_hand(
         weight.astype(float), bias.astype(float), Norm(*(v.astype(float) for v in norm)), 1e-3
     )
-    assert record.weight.dtype == record.bias.dtype == dtype
+    assert record.edit.layers[0].weight.dtype == record.edit.layers[0].bias.dtype == dtype
     unit_roundoff = np.finfo(dtype).eps / 2 * (1 + 1e-6) + 4e-16  # the reference rounds as well
-    for got, exact in ((record.weight, exact_weight), (record.bias, exact_bias)):
+    layer = record.edit.layers[0]
+    for got, exact in ((layer.weight, exact_weight), (layer.bias.ravel(), exact_bias)):
         assert np.all(np.abs(got.astype(float) - exact) <= unit_roundoff * np.abs(exact))
 
 
@@ -340,8 +349,8 @@ def test_bias_of_a_layer_that_accumulates_in_float32():
     g.nodes[conv] = replace(g.nodes[conv], outputs=(TensorInfo((1, C, 1, 1), "float32"),))
     norm = Norm(*(v.astype("float32") for v in plain_norm(C, beta=[0.1, 1e5, 0, 1])))
     (record,), _ = plan_folds(g.build(g.norm(conv, norm, epsilon=0.0)))
-    assert (record.weight.dtype, record.bias.dtype) == ("float16", "float32")
-    np.testing.assert_array_equal(record.bias, norm.beta)
+    assert (record.edit.layers[0].weight.dtype, record.edit.layers[0].bias.dtype) == ("float16", "float32")
+    np.testing.assert_array_equal(record.edit.layers[0].bias.ravel(), norm.beta)
 
 
 def test_subnormal_folded_weight_is_off_by_half_a_subnormal():
@@ -352,7 +361,7 @@ def test_subnormal_folded_weight_is_off_by_half_a_subnormal():
         g.build(g.norm(g.conv2d(g.input("x", (1, C, 1, 1)), weight), norm, epsilon=0.0))
     )
     exact = weight.astype(float) * norm.gamma.astype(float)[:, None, None, None]
-    assert np.abs(record.weight.astype(float) - exact).max() <= 2.0**-25
+    assert np.abs(record.edit.layers[0].weight.astype(float) - exact).max() <= 2.0**-25
 
 
 # --- refusals ----------------------------------------------------------------------------------
@@ -474,14 +483,12 @@ REFUSALS = [
         lambda g: g.build(g.norm(conv_feed(g)[0], random_norm(C))),
     ),
     ("pool between", Code.BN_PRODUCER_UNSUPPORTED, _after(lambda g, y: g.other("pool", y))),
-    ("multiply between", Code.BN_PRODUCER_UNSUPPORTED, _after(lambda g, y: g.multiply(y, 2.0))),
     (
         "residual add between",
         Code.BN_PRODUCER_UNSUPPORTED,
         _after(lambda g, y: g.add(y, g.input("r", g.shape(y)))),
     ),
-    ("conv + itself between", Code.BN_PRODUCER_UNSUPPORTED, _after(lambda g, y: g.add(y, y))),
-    ("subtract between", Code.BN_PRODUCER_UNSUPPORTED, _after(lambda g, y: g.subtract(y, 1.0))),
+    ("conv + itself between", Code.ANCHOR_OUTPUT_SHARED, _after(lambda g, y: g.add(y, y))),
     ("conv2d_transpose", Code.BN_PRODUCER_UNSUPPORTED, _transposed),
     ("relu between", Code.BN_AFTER_ACTIVATION, _after(lambda g, y: g.relu(y))),
     ("clip between", Code.BN_AFTER_ACTIVATION, _after(lambda g, y: g.clip(y))),
@@ -639,7 +646,8 @@ def test_comparison_sees_the_mistake(mistake):
     graph = g.build(g.norm(g.bias_add(g.conv2d(x, weight, padding=(1, 1)), bias), norm, epsilon=1e-3))
     (record,), _ = plan_folds(graph)
     by_hand = fold_by_hand(weight, bias, norm, 1e-3, mistake)
-    record = replace(record, weight=by_hand[0], bias=by_hand[1])
+    layer = replace(record.edit.layers[0], weight=by_hand[0], bias=by_hand[1].reshape(1, C, 1, 1))
+    record = replace(record, edit=replace(record.edit, layers=(layer,)))
     error = max_error(*evaluate(apply_folds(graph, [record]), feeds), *evaluate(graph, feeds))
     assert error > 1e-5 if mistake else error <= EXACT
 
@@ -677,8 +685,8 @@ def test_b001_old_bias_is_scaled_conv(groups):
     y = g.bias_add(g.conv2d(g.input("x", (1, channels, 1, 1)), weight, groups=groups), one(3, channels))
     graph = g.build(g.norm(y, [np.repeat(v, channels) for v in B001_NORM], epsilon=1.0))
     folded, (record,) = assert_folds(graph, {"x": one(1, 1, channels, 1, 1)})
-    assert set(record.bias) == {4.5}
-    assert set(record.weight.ravel()) <= {0.0, 4.0}
+    assert set(record.edit.layers[0].bias.ravel()) == {4.5}
+    assert set(record.edit.layers[0].weight.ravel()) <= {0.0, 4.0}
     assert set(evaluate(folded, {"x": one(1, 1, channels, 1, 1)})[0].ravel()) == {8.5}
 
 
@@ -686,7 +694,7 @@ def test_b001_old_bias_is_scaled_dense():
     g = GraphBuilder()
     y = g.add(g.dense(g.input("x", (1, 1)), one(2, 1, 1)), one(3))
     folded, (record,) = assert_folds(g.build(g.norm(y, B001_NORM, epsilon=1.0)), {"x": one(1, 1, 1)})
-    assert (record.weight.item(), record.bias.item()) == (4.0, 4.5)
+    assert (record.edit.layers[0].weight.item(), record.edit.layers[0].bias.item()) == (4.0, 4.5)
     assert evaluate(folded, {"x": one(1, 1, 1)})[0].item() == 8.5
 
 
@@ -738,7 +746,7 @@ def test_b017_grouped_conv_keeps_its_attributes():
     x, feeds = conv_feed(g, channels=8)
     graph = g.build(g.norm(g.conv2d(x, draw(16, 2, 3, 3), groups=4), random_norm(16)))
     folded, (record,) = assert_folds(graph, feeds)
-    assert record.weight.shape == (16, 2, 3, 3)
+    assert record.edit.layers[0].weight.shape == (16, 2, 3, 3)
     (conv,) = folded.of_kind(Kind.CONV2D)
     assert (conv.attrs.groups, conv.attrs.channels) == (4, 16)
 
@@ -800,8 +808,8 @@ def test_b029_shared_weight_with_two_batch_norms():
     weight = g.const(draw(C, C, 3, 3))
     ends = [g.norm(g.conv2d(x, weight), random_norm(C, seed)) for seed in (0, 1)]
     folded, records = assert_folds(g.build(*ends), feeds, folds=2)
-    assert records[0].weight_before == records[1].weight_before
-    assert records[0].weight_after != records[1].weight_after
+    assert records[0].layers[0].weight_before == records[1].layers[0].weight_before
+    assert records[0].layers[0].weight_after != records[1].layers[0].weight_after
     assert len([a for a in folded.constants.values() if a.ndim == 4 and a.shape[2] == 3]) == 2
 
 
@@ -825,12 +833,14 @@ def test_b038_relu_before_the_batch_norm():
 
 def test_b039_stack_of_conv_relu_bn():
     g = GraphBuilder()
-    y, _feeds = conv_feed(g, channels=8)
+    y, feeds = conv_feed(g, channels=8)
     for block in range(7):
         y = g.norm(g.relu(g.conv2d(y, draw(8, 8, 1, 1, seed=block))), random_norm(8, block))
-    records, decisions = plan_folds(g.build(y))
-    assert records == ()
-    assert [decision.reason.code for decision in decisions] == [Code.BN_AFTER_ACTIVATION] * 7
+    graph = g.build(y)
+    folded, records, decisions = fold(graph)
+    assert [record.direction for record in records] == [Direction.AFTER] * 6  # into the next block, exactly
+    assert decisions[-1].reason.code is Code.BN_AFTER_ACTIVATION
+    assert max_error(*evaluate(folded, feeds), *evaluate(graph, feeds)) <= EXACT
 
 
 @pytest.mark.parametrize("op", ["transpose", "cast", "qnn.dequantize"])
@@ -881,7 +891,7 @@ def test_b065_gamma_and_beta_that_must_be_ignored():
     y = g.bias_add(g.conv2d(g.input("x", (1, 1, 1, 1)), one(2, 1, 1, 1, 1)), one(3))
     graph = g.build(g.norm(y, norm, epsilon=1.0, center=False, scale=False))
     folded, (record,) = assert_folds(graph, ONE_FEED)
-    assert (record.weight.item(), record.bias.item()) == (1.0, 1.0)
+    assert (record.edit.layers[0].weight.item(), record.edit.layers[0].bias.item()) == (1.0, 1.0)
     assert evaluate(folded, ONE_FEED)[0].item() == 2.0  # (5 - 1) / 2
 
 

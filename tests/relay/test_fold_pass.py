@@ -181,8 +181,8 @@ def test_b043_shared_weight_gives_two(net):
     x, y, w = net.input("x", SHAPE), net.input("y", SHAPE), net.weight(4, 4, 3, 3, fan_in=36)
     module = net.module(*(net.batch_norm(net.conv2d(data, 4, weight=w)) for data in (x, y)))
     folded, records, _ = fold(module)
-    assert len({r.weight_before for r in records}) == 1
-    assert len({r.weight_after for r in records}) == 2
+    assert len({r.layers[0].weight_before for r in records}) == 1
+    assert len({r.layers[0].weight_after for r in records}) == 2
     feed = feeds(module)
     for want, got in zip(run_unfused(module, feed), run_unfused(folded, feed)):
         np.testing.assert_allclose(got, want, atol=1e-5, rtol=0)
@@ -412,7 +412,7 @@ def test_float16_is_folded_in_float64_and_rounded_once():
     assert {c.dtype.name for c in constants(folded["main"])} == {"float16"}
     weight, gamma, _, _, var = (c.astype("float64") for c in constants(module["main"]))
     exact = weight * (gamma / np.sqrt(var + fold_record.epsilon)).reshape(-1, 1, 1, 1)
-    assert np.array_equal(fold_record.weight, exact.astype("float16"))
+    assert np.array_equal(fold_record.edit.layers[0].weight, exact.astype("float16"))
 
 
 # --- epsilon -------------------------------------------------------------------------------------
@@ -429,7 +429,7 @@ def test_b006_epsilon_survives_saving(net, form):
     _, (wanted,), _ = fold(module)
     assert fold_record.epsilon == pytest.approx(1e-3, rel=1e-6)
     if form == "json":
-        assert fold_record.weight_after == wanted.weight_after
+        assert fold_record.layers[0].weight_after == wanted.layers[0].weight_after
 
 
 def test_b005_each_norm_has_its_own_epsilon(net):
@@ -445,8 +445,8 @@ def test_aligned_epsilon_reaches_the_weights(net):
     aligned = fold_pass.align_epsilon(module, {}, {"*": 1e-3}, align=True)
     assert texts(aligned) == texts(fold_pass.align_epsilon(right, {}, {}, align=False))
     _, (got,), _ = fold(aligned)
-    assert got.weight_after == fold(right)[1][0].weight_after
-    assert got.weight_after != fold(module)[1][0].weight_after
+    assert got.layers[0].weight_after == fold(right)[1][0].layers[0].weight_after
+    assert got.layers[0].weight_after != fold(module)[1][0].layers[0].weight_after
 
 
 def test_alignment_keeps_the_other_attributes(net):

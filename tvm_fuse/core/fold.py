@@ -120,7 +120,8 @@ class FoldRecord:
 
 def fold_scale(bn: BatchNorm) -> Array:
     """``gamma / sqrt(var + epsilon)``, float64 ``(C,)``."""
-    scale: Array = bn.gamma / np.sqrt(bn.variance + bn.epsilon)
+    with np.errstate(over="ignore", invalid="ignore"):  # refused when the weights are made
+        scale: Array = bn.gamma / np.sqrt(bn.variance + bn.epsilon)
     return scale
 
 
@@ -210,7 +211,7 @@ def plan_folds(graph: Graph) -> tuple[tuple[FoldRecord, ...], tuple[Decision, ..
     touched: set[int] = set()
     for node in graph.of_kind(Kind.BATCH_NORM, Kind.DATA_NORM):
         if node.kind is Kind.DATA_NORM:
-            reason = Reason(Code.DATA_NORM, str(node), "statistics that are constants", node.op)
+            reason = Reason(Code.NORMALIZATION_OF_DATA, str(node), "statistics that are constants", node.op)
             decisions.append(declined(DATA_NORM_RULE, str(node), reason))
             continue
         outcome = _fold_one(graph, node)
@@ -243,13 +244,18 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     after = absorb_forward(graph, results, axes, affine, bn.name)
     if not isinstance(after, Reason):
         return _record(bn, scale, Direction.AFTER, after, dict.fromkeys(results, data))
-    return _more_useful(before, after)
+    return _more_useful(before, after, is_first=graph.nodes[data].kind is Kind.INPUT)
 
 
-def _more_useful(before: Reason, after: Reason) -> Reason:
-    """Of the reasons why neither way works, the one that says most: what is before comes first."""
-    is_vague = before.code is Code.BN_PRODUCER_UNSUPPORTED
-    return after if is_vague and after.code is not Code.BN_READER_UNSUPPORTED else before
+def _more_useful(before: Reason, after: Reason, *, is_first: bool) -> Reason:
+    """Of the reasons why neither way works, the one that says most.
+
+    What is before comes first, unless it is just no layer and what is after says more, or there is
+    nothing before.
+    """
+    if before.code is not Code.BN_PRODUCER_UNSUPPORTED or after.code is Code.RESULT_RETURNED:
+        return before
+    return after if is_first or after.code is not Code.BN_READER_UNSUPPORTED else before
 
 
 def _record(

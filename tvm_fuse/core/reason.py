@@ -22,6 +22,10 @@ class Code(str, Enum):
     # BN folding
     BN_PRODUCER_UNSUPPORTED = "bn-producer-unsupported"
     BN_AFTER_ACTIVATION = "bn-after-activation"
+    BN_BEFORE_ACTIVATION = "bn-before-activation"
+    BN_READER_UNSUPPORTED = "bn-reader-unsupported"
+    BN_SHIFT_BEFORE_PADDING = "bn-shift-before-padding"
+    NORMALIZATION_OF_DATA = "normalization-of-data"
     BN_PARAMETERS_NOT_CONSTANT = "bn-parameters-not-constant"
     BN_STATISTICS_USED = "bn-statistics-used"
     BN_AXIS_NOT_CHANNEL = "bn-axis-not-channel"
@@ -52,9 +56,15 @@ class Code(str, Enum):
 
 #: What a user can do about each code; shown beside the reason.
 HINTS = {
-    Code.BN_PRODUCER_UNSUPPORTED: "only convolutions and dense layers (with or without bias) absorb it; "
+    Code.BN_PRODUCER_UNSUPPORTED: "only convolutions and matrix products (with or without bias) absorb it; "
     "it stays as one multiply and one add",
     Code.BN_AFTER_ACTIVATION: "a batch norm after an activation cannot move into the convolution before it",
+    Code.BN_BEFORE_ACTIVATION: "the activation between it and the next layer must see its result; "
+    "it stays as one multiply and one add",
+    Code.BN_READER_UNSUPPORTED: "layers after it can absorb it only when they are its only readers",
+    Code.BN_SHIFT_BEFORE_PADDING: "the zeros that are padded are not shifted; fix the shapes with --shape, "
+    "or let the model pad before the batch norm",
+    Code.NORMALIZATION_OF_DATA: "its statistics are computed from the data at run time, so there is nothing to fold",
     Code.BN_PARAMETERS_NOT_CONSTANT: "bind the parameters: pass params=..., or use relay.build_module."
     "bind_params_by_name before the pass",
     Code.BN_STATISTICS_USED: "export the model in inference mode, so that only the normalized output is used",

@@ -241,7 +241,8 @@ def round_layer(
     ):
         bad = np.argwhere(~np.isfinite(value))
         if len(bad):
-            got = f"{role}{bad[0].tolist()} = {exact[tuple(bad[0])]:g} for {source}"
+            place = [i for i, size in zip(bad[0].tolist(), value.shape) if size > 1 or role == "weight"]
+            got = f"{role}{place} = {exact[tuple(bad[0])]:g} for {source}"
             got += f" ({len(bad)} of {value.size} values)"
             wanted = f"values that {name} (at most {FLOATS[name].largest:g}) can hold"
             return Reason(Code.FOLD_OVERFLOW, str(anchor), wanted, got)

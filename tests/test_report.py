@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 
 from tvm_fuse.core.affine import AffineRecord
-from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonOrigin
+from tvm_fuse.core.epsilon import ChannelImpact, EpsilonCheck, EpsilonImpact, EpsilonOrigin
 from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import HINTS, Code, Reason, declined
@@ -149,8 +149,24 @@ def test_an_aligned_epsilon_shows_both_values():
     assert "0.001" in line
     assert "bn_4" not in render(report)
     first, second = json.loads(to_json(report))["epsilon"]
-    assert first == {"name": "bn_3", "in_graph": 1e-5, "expected": 1e-3, "origin": "user", "used": 1e-3}
+    assert first == {
+        "name": "bn_3", "in_graph": 1e-5, "expected": 1e-3, "origin": "user", "used": 1e-3, "impact": None,
+    }  # fmt: skip
     assert second["origin"] == "source attribute"
+
+
+def test_an_aligned_epsilon_shows_what_it_changed():
+    impact = EpsilonImpact((ChannelImpact(3, 1e-4, -0.684, 0.652), ChannelImpact(1, 1.0, -5e-4, 4.9e-4)))
+    check = replace(checked("bn_3", 1e-5, 1e-3, EpsilonOrigin.USER), impact=impact)
+    lines = render(make_report(epsilon=(check,))).splitlines()
+    (index,) = [index for index, line in enumerate(lines) if "aligned to" in line]
+    assert lines[index + 1].strip() == str(impact)
+    assert "0.652 in channel 3 (variance 0.0001, scale -68.4 %)" in lines[index + 1]
+    (found,) = json.loads(to_json(make_report(epsilon=(check,))))["epsilon"]
+    assert found["impact"]["worst"] == [
+        {"channel": 3, "variance": 1e-4, "scale_change": -0.684, "output_change": 0.652},
+        {"channel": 1, "variance": 1.0, "scale_change": -5e-4, "output_change": 4.9e-4},
+    ]
 
 
 def test_folds_in_json_hold_no_arrays():

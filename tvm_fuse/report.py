@@ -175,6 +175,7 @@ def _render_folds(report: Report) -> list[str]:
     aligned = [check for check in report.epsilon if check.used != check.in_graph]
     for check in aligned:
         lines.append(f"  {check.name}: epsilon {check.in_graph:.6g} aligned to {check.used:.6g}")
+        lines += [f"       {check.impact}"] if check.impact is not None else []
     if report.scale_shifts:
         lines.append(f"  and other scales and shifts after {len(report.scale_shifts)} layers")
     return lines + _render_reasons(report.not_folded)

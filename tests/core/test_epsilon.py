@@ -7,10 +7,12 @@ import pytest
 
 from tvm_fuse.core.epsilon import (
     EpsilonCheck,
+    EpsilonImpact,
     EpsilonOrigin,
     ExpectedEpsilon,
     check_epsilon,
     check_epsilon_dtype,
+    measure_impact,
     resolve_expected,
 )
 from tvm_fuse.core.errors import UsageError
@@ -132,3 +134,75 @@ def test_epsilon_that_a_dtype_rounds_to_zero(dtype, epsilon, is_lost):
         assert (reason.code, reason.at) == (Code.BN_EPSILON_UNDERFLOW, "bn1")
         assert dtype in reason.wanted
         assert reason.got == f"{epsilon:g}"
+
+
+# --- what a wrong epsilon does -------------------------------------------------------------------
+
+
+def array(*values):
+    return np.array(values, float)
+
+
+def test_impact_of_one_channel_by_hand():
+    """gamma -2, variance 3, epsilon 1 for 6: scale from -1 to -2/3; sqrt(3) comes out as -1.732 or -1.155."""
+    (channel,) = measure_impact(array(-2), array(3), 1.0, 6.0).worst
+    assert (channel.channel, channel.variance) == (0, 3.0)
+    assert channel.scale_change == pytest.approx(-1 / 3, rel=1e-15)
+    assert channel.output_change == pytest.approx(3**0.5 / 3, rel=1e-15)
+
+
+@pytest.mark.parametrize(("in_graph", "expected"), [(1e-5, 1e-3), (1e-3, 1e-5), (0.0, 1e-3), (1e-3, 0.0)])
+def test_impact_is_what_the_batch_norm_makes_of_one_standard_deviation(in_graph, expected):
+    rng = np.random.default_rng(0)
+    gamma, variance = rng.normal(size=7), 10.0 ** rng.uniform(-6, 1, 7)
+    scales = [gamma / np.sqrt(variance + epsilon) for epsilon in (in_graph, expected)]
+    outputs = [scale * np.sqrt(variance) for scale in scales]
+    change = np.abs(outputs[0] - outputs[1])
+    impact = measure_impact(gamma, variance, in_graph, expected)
+    order = np.argsort(-change)[:3]
+    assert [channel.channel for channel in impact.worst] == list(order)
+    for channel, index in zip(impact.worst, order):
+        assert channel.output_change == pytest.approx(change[index], rel=1e-9)
+        assert channel.scale_change == pytest.approx(scales[1][index] / scales[0][index] - 1, rel=1e-9)
+    assert impact.largest == pytest.approx(change.max(), rel=1e-9)
+
+
+def test_impact_of_channels_without_a_signal_is_in_their_scale():
+    """No output changes where the variance or gamma is zero; the larger change of scale comes first."""
+    impact = measure_impact(array(0, 1, 0, 1), array(1, 0, 1e-4, 0), 1e-5, 1e-3)
+    assert [channel.channel for channel in impact.worst] == [1, 3, 2]
+    assert impact.largest == 0
+    assert impact.worst[0].scale_change == pytest.approx(-0.9)
+
+
+@pytest.mark.parametrize(
+    ("gamma", "variance", "in_graph", "expected"),
+    [
+        ([1, 1], [1, np.nan], 1e-5, 1e-3),
+        ([1, 1], [1, np.inf], 1e-5, 1e-3),
+        ([1, np.inf], [1, 1], 1e-5, 1e-3),
+        ([1, 1], [1, -1e-6], 1e-5, 1e-3),
+        ([1, 1], [1, 0], 0.0, 1e-3),
+        ([1, 1], [1, 0], 1e-3, 0.0),
+        ([1, 1], [1, 1], np.nan, 1e-3),
+        ([1, 1], [1, 1], np.inf, 1e-3),
+        ([], [], 1e-5, 1e-3),
+    ],
+)
+@pytest.mark.filterwarnings("error")
+def test_impact_of_broken_numbers_cannot_be_told(gamma, variance, in_graph, expected):
+    assert measure_impact(array(*gamma), array(*variance), in_graph, expected) is None
+
+
+def test_impact_of_the_same_epsilon_is_none_at_all():
+    assert measure_impact(array(1), array(1), 1e-5, 1e-5).largest == 0
+
+
+def test_impact_in_words():
+    impact = measure_impact(array(1, 1), array(1e-4, 1), 1e-5, 1e-3)
+    assert isinstance(impact, EpsilonImpact)
+    assert str(impact) == (
+        "the output at one standard deviation changes by "
+        "0.652 in channel 0 (variance 0.0001, scale -68.4 %), "
+        "0.000495 in channel 1 (variance 1, scale -0.0495 %)"
+    )

@@ -4,6 +4,13 @@ A wrong epsilon does not crash and hardly moves a random test (1e-5 for 1e-3 mov
 some 3e-3), so it is compared as a number, never through the outputs. The expected value comes,
 in this order, from the user (``--epsilon NAME=1e-3``) or from the source file (an attribute of
 the ONNX node, or ONNX's default 1e-5 when the attribute is absent).
+
+What a wrong epsilon does to a channel with variance v, in the graph e1 and expected e2::
+
+    scale    changes by  sqrt((v + e1) / (v + e2)) - 1                          of itself
+    output   changes by  abs(gamma) * abs(sqrt(v / (v + e1)) - sqrt(v / (v + e2)))
+
+the output where the input is one standard deviation, sqrt(v), from the mean.
 """
 
 from __future__ import annotations
@@ -16,22 +23,28 @@ from fnmatch import fnmatchcase
 
 import numpy as np
 
-from tvm_fuse.core.dtypes import FLOATS, narrow
+from tvm_fuse.core.dtypes import FLOATS, Array, narrow
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.reason import Code, Reason
 
 __all__ = [
     "EPSILON_RTOL",
+    "ChannelImpact",
     "EpsilonCheck",
+    "EpsilonImpact",
     "EpsilonOrigin",
     "ExpectedEpsilon",
     "check_epsilon",
     "check_epsilon_dtype",
+    "measure_impact",
     "resolve_expected",
 ]
 
 #: ONNX stores epsilon in float32: 1e-5 arrives as 9.999999747378752e-06.
 EPSILON_RTOL = 1e-6
+
+#: How many channels an impact names.
+_MOST_CHANNELS = 3
 
 
 class EpsilonOrigin(str, Enum):
@@ -52,14 +65,54 @@ class ExpectedEpsilon:
 
 
 @dataclass(frozen=True)
+class ChannelImpact:
+    """What the expected epsilon in place of the graph's changes in one channel.
+
+    Args:
+        channel: Its index.
+        variance: Its variance.
+        scale_change: Relative change of the scale; -0.1 makes it a tenth smaller.
+        output_change: Change of the output, one standard deviation from the mean.
+    """
+
+    channel: int
+    variance: float
+    scale_change: float
+    output_change: float
+
+    def __str__(self) -> str:
+        detail = f"variance {self.variance:.3g}, scale {100 * self.scale_change:+.3g} %"
+        return f"{self.output_change:.3g} in channel {self.channel} ({detail})"
+
+
+@dataclass(frozen=True)
+class EpsilonImpact:
+    """The channels that another epsilon changes most, the largest change of output first."""
+
+    worst: tuple[ChannelImpact, ...]
+
+    @property
+    def largest(self) -> float:
+        """The largest change of an output, one standard deviation from the mean."""
+        return self.worst[0].output_change
+
+    def __str__(self) -> str:
+        return f"the output at one standard deviation changes by {', '.join(map(str, self.worst))}"
+
+
+@dataclass(frozen=True)
 class EpsilonCheck:
-    """The comparison of one batch norm; ``used`` is what folding will use."""
+    """The comparison of one batch norm; ``used`` is what folding will use.
+
+    ``impact`` is there when the values differ and the parameters are sound constants.
+    """
 
     name: str
     in_graph: float
     expected: float
     origin: EpsilonOrigin
     used: float
+    impact: EpsilonImpact | None = None
 
     @property
     def matches(self) -> bool:
@@ -86,6 +139,38 @@ def check_epsilon(
     check = EpsilonCheck(name, in_graph, expected.value, expected.origin, in_graph)
     used = expected.value if align and not check.matches else in_graph
     return EpsilonCheck(name, in_graph, expected.value, expected.origin, used)
+
+
+def measure_impact(gamma: Array, variance: Array, in_graph: float, expected: float) -> EpsilonImpact | None:
+    """What the expected epsilon in place of the graph's changes (the formulas are above).
+
+    Args:
+        gamma: float64 ``(C,)``.
+        variance: float64 ``(C,)``.
+        in_graph: The graph's epsilon.
+        expected: The one it should have.
+
+    Returns:
+        The channels that change most; None where a number is not finite or there is nothing to
+        divide by, so that no change can be told.
+    """
+    before, after = variance + in_graph, variance + expected
+    is_finite = np.isfinite(gamma) & np.isfinite(before) & np.isfinite(after)
+    is_sound = is_finite & (variance >= 0) & (before > 0) & (after > 0)
+    if not variance.size or not is_sound.all():
+        return None
+    with np.errstate(over="ignore"):
+        scale = np.sqrt(before / after) - 1
+        output = np.abs(gamma) * np.abs(np.sqrt(variance / before) - np.sqrt(variance / after))
+    order = np.lexsort((-np.abs(scale), -output))  # by the last key first
+    return EpsilonImpact(
+        tuple(
+            ChannelImpact(
+                int(channel), float(variance[channel]), float(scale[channel]), float(output[channel])
+            )
+            for channel in order[:_MOST_CHANNELS]
+        )
+    )
 
 
 def check_epsilon_dtype(name: str, epsilon: float, dtype: str) -> Reason | None:

@@ -14,14 +14,20 @@ SimplifyInference, which dissolves ``nn.batch_norm``.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
 from tvm_fuse.core.edit import LayerEdit
-from tvm_fuse.core.epsilon import EpsilonCheck, ExpectedEpsilon, check_epsilon, resolve_expected
+from tvm_fuse.core.epsilon import (
+    EpsilonCheck,
+    ExpectedEpsilon,
+    check_epsilon,
+    measure_impact,
+    resolve_expected,
+)
 from tvm_fuse.core.errors import ModelError
-from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
+from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds, read_batch_norm
 from tvm_fuse.core.graph import Graph, Kind, Node
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined, refusal
 from tvm_fuse.relay.base import relay, tvm
@@ -164,6 +170,7 @@ def align_epsilon(
         replacements: dict[int, Replacement] = {}
         for node in read.graph.of_kind(Kind.BATCH_NORM):
             check = check_epsilon(str(node), node.attrs.epsilon, expected.get(str(node)), align=align)
+            check = _with_impact(read.graph, node, check)
             checks.append(check)
             if check.matches:
                 continue
@@ -194,9 +201,19 @@ def _batch_norm_names(module: Any) -> tuple[str, ...]:
     return tuple(names)
 
 
+def _with_impact(graph: Graph, node: Node, check: EpsilonCheck) -> EpsilonCheck:
+    bn = read_batch_norm(graph, node)
+    if check.matches or isinstance(bn, Reason):
+        return check
+    return replace(check, impact=measure_impact(bn.gamma, bn.variance, check.in_graph, check.expected))
+
+
 def _mismatch(check: EpsilonCheck) -> Reason:
     wanted = f"epsilon {check.expected:.9g} ({check.origin.value})"
-    return Reason(Code.BN_EPSILON_MISMATCH, check.name, wanted, f"{check.in_graph:.9g} in the graph")
+    got = f"{check.in_graph:.9g} in the graph"
+    if check.impact is not None:
+        got += f"; {check.impact}"
+    return Reason(Code.BN_EPSILON_MISMATCH, check.name, wanted, got)
 
 
 def _with_epsilon(read: ReadFunction, node: Node, epsilon: float) -> Replacement:

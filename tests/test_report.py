@@ -9,10 +9,12 @@ import numpy as np
 import pytest
 
 from tvm_fuse.core.affine import AffineRecord
+from tvm_fuse.core.edit import Edit
 from tvm_fuse.core.epsilon import ChannelImpact, EpsilonCheck, EpsilonImpact, EpsilonOrigin
-from tvm_fuse.core.fold import FoldRecord
+from tvm_fuse.core.fold import Direction, FoldRecord
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import HINTS, Code, Reason, declined
+from tvm_fuse.core.weights import FoldedLayer
 from tvm_fuse.report import Cost, FusedKernel, Latency, Report, render, to_json
 
 INF, NAN = float("inf"), float("nan")
@@ -28,11 +30,14 @@ def make_report(**changes):
     return Report(**{**values, **changes})
 
 
+LAYER = FoldedLayer("conv", "abc", "def", 1e-9, 2e-9, had_bias=False)
+EDIT = Edit((), {9: 3})
+
+
 def fold(name="bn"):
     return FoldRecord(
-        anchor=3, batch_norm=8, results=(9,), anchor_name="conv", name=name, epsilon=1e-3, variance_min=0.5,
-        gain_max=2.0, had_bias=False, weight_before="abc", weight_after="def",
-        weight=np.ones((2, 2), "float32"), bias=np.ones(2, "float32"),
+        batch_norm=8, name=name, epsilon=1e-3, variance_min=0.5, gain_max=2.0, direction=Direction.BEFORE,
+        layers=(LAYER,), edit=EDIT,
     )  # fmt: skip
 
 
@@ -115,11 +120,12 @@ def test_a_model_without_inputs_says_so():
 
 
 def test_other_scales_and_shifts_are_counted():
-    record = AffineRecord(0, (2,), "conv", ("add", "multiply"), 2.0, np.ones((1, 1)), np.ones(1))
+    record = AffineRecord(("add", "multiply"), 2.0, (LAYER,), EDIT)
     report = make_report(scale_shifts=(record, record))
     assert "after 2 layers" in render(report)
     (first, _) = json.loads(to_json(report))["scale_shifts"]
-    assert (first["anchor_name"], first["operators"], first["gain_max"]) == ("conv", ["add", "multiply"], 2.0)
+    assert (first["layers"][0]["name"], first["operators"]) == ("conv", ["add", "multiply"])
+    assert first["gain_max"] == 2.0
 
 
 def test_a_model_without_batch_norms():
@@ -169,13 +175,16 @@ def test_an_aligned_epsilon_shows_what_it_changed():
     ]
 
 
-def test_folds_in_json_hold_no_arrays():
+def test_folds_in_json_hold_no_edits():
     (found,) = json.loads(to_json(make_report(folds=(fold(),))))["folds"]
-    assert found["name"] == "bn"
-    assert found["results"] == [9]
-    assert found["weight_after"] == "def"
-    assert "weight" not in found
-    assert "bias" not in found
+    assert (found["name"], found["direction"]) == ("bn", "before")
+    assert found["layers"] == [
+        {
+            "name": "conv", "weight_before": "abc", "weight_after": "def", "weight_error": 1e-9,
+            "bias_error": 2e-9, "had_bias": False,
+        }
+    ]  # fmt: skip
+    assert "edit" not in found
 
 
 # --- chains and reasons --------------------------------------------------------------------------

@@ -108,7 +108,7 @@ class Report:
 
 
 def to_json(report: Report) -> str:
-    """The report as one JSON document with sorted keys.
+    """The report as one JSON document with sorted keys, without what records do not show (``repr=False``).
 
     Non-finite numbers are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
     """
@@ -122,8 +122,7 @@ def to_json(report: Report) -> str:
 
 def _plain(value: Any) -> Any:
     if is_dataclass(value):
-        pairs = ((item.name, getattr(value, item.name)) for item in fields(value))
-        return {name: _plain(entry) for name, entry in pairs if not isinstance(entry, np.ndarray)}
+        return {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):

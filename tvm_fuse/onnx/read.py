@@ -21,18 +21,29 @@ from tvm_fuse.core.epsilon import EpsilonOrigin, ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import Dim, TensorSpec
 
-__all__ = ["OPSETS", "OnnxModel", "TensorSpec", "fix_shapes", "read_onnx"]
+__all__ = [
+    "DEFAULT_DOMAINS",
+    "DTYPES",
+    "OPSETS",
+    "OnnxModel",
+    "TensorSpec",
+    "attribute",
+    "fix_shapes",
+    "outer_names",
+    "read_onnx",
+]
 
 #: Opsets of the default domain that are read; newer ones change the meaning of operators.
 OPSETS = range(7, 18)
 
 _ONNX_DEFAULT_EPSILON = 1e-5  # BatchNormalization, all opsets
-_DEFAULT_DOMAINS = ("", "ai.onnx")
+#: Domains of the standard operators.
+DEFAULT_DOMAINS = ("", "ai.onnx")
 #: The importer goes by the operator's name alone; of these domains it means the right operator.
-_KNOWN_DOMAINS = (*_DEFAULT_DOMAINS, "com.microsoft")
+_KNOWN_DOMAINS = (*DEFAULT_DOMAINS, "com.microsoft")
 
 #: Element types of inputs -> NumPy dtype name. ONNX would also map bfloat16: to float32.
-_DTYPES = {
+DTYPES: dict[int, str] = {
     onnx.TensorProto.BOOL: "bool",
     onnx.TensorProto.INT8: "int8",
     onnx.TensorProto.INT16: "int16",
@@ -112,7 +123,7 @@ def _load(path: Path) -> Any:
 
 
 def _default_opset(path: Path, proto: Any) -> int:
-    versions = [entry.version for entry in proto.opset_import if entry.domain in _DEFAULT_DOMAINS]
+    versions = [entry.version for entry in proto.opset_import if entry.domain in DEFAULT_DOMAINS]
     opset = int(versions[0]) if versions else 0
     if opset not in OPSETS:
         raise ModelError(
@@ -167,30 +178,29 @@ def _live_nodes(graph: Any) -> list[Any]:
         if needed.intersection(node.output):
             live.append(node)
             needed.update(
-                node.input, *(_outer_names(entry.g) for entry in node.attribute if entry.HasField("g"))
+                node.input, *(outer_names(entry.g) for entry in node.attribute if entry.HasField("g"))
             )
     return live[::-1]
 
 
-def _outer_names(graph: Any) -> set[str]:
-    """Names that a subgraph (a branch or a loop body) may take from outside."""
+def outer_names(graph: Any) -> set[str]:
+    """Names that a subgraph (a branch or a loop body) may take from outside: all that it reads or returns."""
     names = {name for node in graph.node for name in node.input}
     nested = (entry.g for node in graph.node for entry in node.attribute if entry.HasField("g"))
-    return names.union({value.name for value in graph.output}, *map(_outer_names, nested))
+    return names.union({value.name for value in graph.output}, *map(outer_names, nested))
 
 
 def _batch_norms(nodes: Iterable[Any]) -> list[Any]:
-    return [
-        node for node in nodes if node.op_type == "BatchNormalization" and node.domain in _DEFAULT_DOMAINS
-    ]
+    return [node for node in nodes if node.op_type == "BatchNormalization" and node.domain in DEFAULT_DOMAINS]
 
 
-def _attribute(node: Any, name: str) -> Any:
+def attribute(node: Any, name: str) -> Any:
+    """The value of a node's attribute, or None when it has none of that name."""
     return next((helper.get_attribute_value(entry) for entry in node.attribute if entry.name == name), None)
 
 
 def _read_epsilon(node: Any) -> ExpectedEpsilon:
-    value = _attribute(node, "epsilon")
+    value = attribute(node, "epsilon")
     if value is None:
         return ExpectedEpsilon(_ONNX_DEFAULT_EPSILON, EpsilonOrigin.SOURCE_DEFAULT)
     return ExpectedEpsilon(float(value), EpsilonOrigin.SOURCE_ATTRIBUTE)
@@ -213,13 +223,13 @@ def _refuse_training_mode(path: Path, graph: Any) -> None:
             raise ModelError(
                 f"{path}: BatchNormalization {node.name!r} lacks an input: {list(node.input)}", hint
             )
-        if _attribute(node, "training_mode") or len([name for name in node.output if name]) > 1:
+        if attribute(node, "training_mode") or len([name for name in node.output if name]) > 1:
             raise ModelError(f"{path}: BatchNormalization {node.name!r} is in training mode", hint)
-        if _attribute(node, "spatial") == 0:
+        if attribute(node, "spatial") == 0:
             raise ModelError(
                 f"{path}: BatchNormalization {node.name!r} has spatial=0, which is not supported", hint
             )
-    constants = {node.output[0]: _attribute(node, "value") for node in nodes if node.op_type == "Constant"}
+    constants = {node.output[0]: attribute(node, "value") for node in nodes if node.op_type == "Constant"}
     constants.update((tensor.name, tensor) for tensor in graph.initializer)
     for node in nodes:
         switch = node.input[2] if node.op_type == "Dropout" and len(node.input) > 2 else ""
@@ -240,13 +250,13 @@ def _read_input(value: Any) -> TensorSpec:
     for index, dim in enumerate(tensor.shape.dim):
         is_static = dim.HasField("dim_value") and dim.dim_value > 0
         dims.append(int(dim.dim_value) if is_static else (dim.dim_param or f"d{index}"))
-    if tensor.elem_type not in _DTYPES:
+    if tensor.elem_type not in DTYPES:
         known = tensor.elem_type in onnx.TensorProto.DataType.values()
         found = onnx.TensorProto.DataType.Name(tensor.elem_type) if known else tensor.elem_type
         raise ModelError(
-            f"input {value.name!r} has element type {found}; wanted one of {', '.join(_DTYPES.values())}"
+            f"input {value.name!r} has element type {found}; wanted one of {', '.join(DTYPES.values())}"
         )
-    return TensorSpec(value.name, tuple(dims), _DTYPES[tensor.elem_type])
+    return TensorSpec(value.name, tuple(dims), DTYPES[tensor.elem_type])
 
 
 def fix_shapes(

@@ -1,0 +1,95 @@
+"""Batch-norm folding on ONNX models, with NumPy and onnx only (the decisions are ``core/fold.py``'s).
+
+::
+
+    Conv(x, W) -> BatchNormalization -> Relu        Conv(x, W_folded, bias) -> Relu
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from typing import Any, Callable
+
+from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
+from tvm_fuse.core.fold import FoldRecord, plan_folds
+from tvm_fuse.core.graph import Graph
+from tvm_fuse.core.reason import Decision
+from tvm_fuse.onnx.graph import read_graph
+from tvm_fuse.onnx.parts import Parts, put_together, take_apart
+from tvm_fuse.onnx.read import OnnxModel
+from tvm_fuse.onnx.write import apply_edits
+
+__all__ = ["FoldedModel", "fold_onnx"]
+
+#: Batch norms in a row fold one a round; a longer row than this is not a model.
+_MAX_ROUNDS = 64
+
+
+@dataclass(frozen=True)
+class FoldedModel:
+    """An ONNX model after folding.
+
+    Args:
+        proto: The new model, ``onnx.ModelProto``; the same inputs and outputs as before.
+        folds: The batch norms that were folded, in order; the node ids are those of their round.
+        affine_folds: Other scales and shifts that were folded.
+        decisions: What became of each batch norm and of each scale and shift next to a layer.
+    """
+
+    proto: Any = field(compare=False, repr=False)
+    folds: tuple[FoldRecord, ...]
+    affine_folds: tuple[AffineRecord, ...]
+    decisions: tuple[Decision, ...]
+
+
+def fold_onnx(model: OnnxModel) -> FoldedModel:
+    """Fold every batch norm that can be folded, whole or in pieces, into the layers around it.
+
+    Args:
+        model: As ``read_onnx`` returns it; it is not changed.
+
+    Returns:
+        The folded model. Only branches and loop bodies are left as they are.
+
+    Raises:
+        ModelError: The shapes of the model cannot be inferred.
+    """
+    parts = take_apart(model.proto)
+    norms = _Outcome(plan_folds)
+    pieces = _Outcome(plan_affine_folds)
+    for _ in range(_MAX_ROUNDS):
+        before = parts
+        parts = pieces.run(norms.run(parts))
+        if parts is before:
+            break
+    decisions = (*norms.decisions, *pieces.decisions)
+    return FoldedModel(put_together(parts), tuple(norms.records), tuple(pieces.records), decisions)
+
+
+class _Outcome:
+    """What the rounds of one rule came to.
+
+    Args:
+        plan: The rule: the records to apply to a graph, and its decisions.
+    """
+
+    def __init__(self, plan: Callable[[Graph], tuple[Sequence[Any], Sequence[Decision]]]) -> None:
+        self._plan = plan
+        self._done: list[Decision] = []
+        self._open: list[Decision] = []
+        self.records: list[Any] = []
+
+    @property
+    def decisions(self) -> tuple[Decision, ...]:
+        """What was done in all rounds, then what the last round left."""
+        return (*self._done, *self._open)
+
+    def run(self, parts: Parts) -> Parts:
+        """One round; the same parts when there was nothing to do."""
+        read = read_graph(parts)
+        records, decisions = self._plan(read.graph)
+        self.records.extend(records)
+        self._done.extend(decision for decision in decisions if decision.applied)
+        self._open = [decision for decision in decisions if not decision.applied]
+        return apply_edits(read, [record.edit for record in records]) if records else parts

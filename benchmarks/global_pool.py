@@ -13,8 +13,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.record import describe_speedup, save_results
 from tvm_fuse.core.graph import TensorSpec
+from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.relay.base import relay, tvm
-from tvm_fuse.relay.build import Runner, build_fused, make_inputs, measure
+from tvm_fuse.relay.build import Runner, build_fused, measure
 from tvm_fuse.relay.target import resolve_target
 
 SHAPES = ((1, 4, 3, 96, 8), (1, 25, 2, 96, 8), (1, 25, 7, 7, 8), (1, 256, 7, 7, 8), (2, 80, 14, 14, 8))

@@ -15,13 +15,13 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.record import describe_speedup, save_results
 from examples.models import MODELS, save
+from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import (
     Artifact,
     Runner,
     build_fused,
     build_unfused,
-    make_inputs,
     measure,
     read_calls,
 )

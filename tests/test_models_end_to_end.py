@@ -57,7 +57,8 @@ def loaded(request, tmp_path_factory):
 
 def check_on_cpu(loaded):
     from tvm_fuse import pipeline
-    from tvm_fuse.relay.build import Artifact, Runner, make_inputs
+    from tvm_fuse.core.inputs import make_inputs
+    from tvm_fuse.relay.build import Artifact, Runner
     from tvm_fuse.relay.target import resolve_target
 
     compiled = pipeline.compile_model(loaded.model, "llvm", pipeline.Options(latency=False))

@@ -15,6 +15,7 @@ from tests.support.relay_graphs import LLVM, Net, count_operators, feeds, plain_
 from tvm_fuse.core import fold, weights
 from tvm_fuse.core.epsilon import EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, ParityFailed, UsageError
+from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import Tolerance
 from tvm_fuse.core.reason import Code
 from tvm_fuse.report import render
@@ -351,7 +352,7 @@ def test_b032_b035_requested_values_keep_names_and_numbers(compile_onnx):
     assert [row.output for row in compiled.report.parity.rows] == ["bn_out", "final"]
     assert compiled.report.parity.passed
     assert len(compiled.report.folds) == 1
-    inputs = build.make_inputs(model.inputs, 0)
+    inputs = make_inputs(model.inputs, 0)
     first, second = run(compiled.library, inputs)
     assert first.min() < 0
     assert np.array_equal(second, np.maximum(first, 0))

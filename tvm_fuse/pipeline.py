@@ -16,10 +16,11 @@ from tvm_fuse.core.epsilon import EpsilonCheck
 from tvm_fuse.core.errors import ParityFailed
 from tvm_fuse.core.fold import read_batch_norm
 from tvm_fuse.core.graph import Kind
+from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import Decision, Reason, refusal
 from tvm_fuse.core.statistics import audit_channels, collect_warnings
-from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, make_inputs, measure
+from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, measure
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
 from tvm_fuse.relay.functions import rewrite_functions

@@ -101,6 +101,7 @@ class Manifest:
         batch_norms: What was folded, in order: a layer that took in several lists all of them.
         scale_shifts: Other scales and shifts that were folded.
         left_alone: Batch norms that are still there.
+        outputs: Names of the model's outputs, in order.
     """
 
     source: Source
@@ -108,6 +109,7 @@ class Manifest:
     batch_norms: tuple[FoldedNorm, ...]
     scale_shifts: tuple[FoldedRun, ...]
     left_alone: tuple[LeftAlone, ...]
+    outputs: tuple[str, ...] = ()
 
     @property
     def weights(self) -> dict[str, tuple[str, str]]:
@@ -136,6 +138,7 @@ def make_manifest(
     folds: Iterable[FoldRecord],
     runs: Iterable[AffineRecord],
     left: Iterable[Decision],
+    outputs: Iterable[str],
 ) -> Manifest:
     """Collect a manifest from what folding reported."""
     origins = {check.name: check.origin.value for check in epsilon}
@@ -157,7 +160,12 @@ def make_manifest(
         if decision.reason is not None
     )
     return Manifest(
-        source, dict(versions), norms, tuple(FoldedRun(run.operators, run.layers) for run in runs), alone
+        source,
+        dict(versions),
+        norms,
+        tuple(FoldedRun(run.operators, run.layers) for run in runs),
+        alone,
+        tuple(outputs),
     )
 
 
@@ -216,6 +224,7 @@ def _read(document: Mapping[str, Any]) -> Manifest:
         tuple(norms),
         tuple(runs),
         tuple(LeftAlone(**left) for left in document["left_alone"]),
+        tuple(document["outputs"]),
     )
 
 

@@ -64,7 +64,7 @@ HINTS = {
     Code.BN_READER_UNSUPPORTED: "layers after it can absorb it only when they are its only readers",
     Code.BN_SHIFT_BEFORE_PADDING: "the zeros that are padded are not shifted; fix the shapes with --shape, "
     "or let the model pad before the batch norm",
-    Code.NORMALIZATION_OF_DATA: "its statistics are computed from the data at run time, so there is nothing to fold",
+    Code.NORMALIZATION_OF_DATA: "its statistics are computed from the data at run time; nothing to fold",
     Code.BN_PARAMETERS_NOT_CONSTANT: "bind the parameters: pass params=..., or use relay.build_module."
     "bind_params_by_name before the pass",
     Code.BN_STATISTICS_USED: "export the model in inference mode, so that only the normalized output is used",

@@ -18,7 +18,6 @@ from typing import Any
 import numpy as np
 
 from tvm_fuse.core.errors import MissingDependency, ToolFailed
-from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
 from tvm_fuse.relay.target import has_cuda_device, is_cuda
@@ -29,7 +28,6 @@ __all__ = [
     "Runner",
     "build_fused",
     "build_unfused",
-    "make_inputs",
     "measure",
     "read_calls",
 ]
@@ -180,25 +178,6 @@ def read_calls(graph_json: str) -> tuple[KernelCall, ...]:
         read = sum(sizes[rows[source] + entry] for source, entry, _ in node["inputs"])
         calls.append(KernelCall(node["attrs"]["func_name"], read, sum(sizes[rows[index] : rows[index + 1]])))
     return tuple(calls)
-
-
-def make_inputs(inputs: Sequence[TensorSpec], seed: int) -> dict[str, np.ndarray]:
-    """Seeded inputs: standard normal for floats, 0 or 1 for integers and booleans.
-
-    Args:
-        inputs: Static inputs.
-        seed: Seed of the generator.
-
-    Returns:
-        Input name -> array.
-    """
-    rng = np.random.default_rng(seed)
-    arrays = {}
-    for spec in inputs:
-        shape = tuple(int(dim) for dim in spec.shape)
-        drawn = rng.standard_normal(shape) if spec.dtype.startswith("float") else rng.integers(0, 2, shape)
-        arrays[spec.name] = np.asarray(drawn).astype(spec.dtype)
-    return arrays
 
 
 class Runner:

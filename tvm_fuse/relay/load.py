@@ -4,15 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
 from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import TensorSpec
+from tvm_fuse.core.manifest import from_json
 from tvm_fuse.onnx.read import fix_shapes, read_onnx
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.save import FILES
 
 __all__ = ["RelayModel", "load_model", "model_from_module"]
 
@@ -44,7 +46,8 @@ def load_model(
     """Read a model file.
 
     Args:
-        path: ``.onnx``, or a Relay module as text (``.relay``, ``.txt``) or JSON (``.json``).
+        path: ``.onnx``, a Relay module as text (``.relay``, ``.txt``) or JSON (``.json``), or a folder
+            that ``tvm-fuse fold`` wrote.
         shapes: Shapes for an ONNX model's dynamic inputs.
         params: Parameters of a Relay module, as ``tvm.runtime.save_param_dict`` writes them.
 
@@ -55,6 +58,8 @@ def load_model(
         UsageError: A file is missing, or an option does not fit it.
         ModelError: The model cannot be read.
     """
+    if path.is_dir():
+        return _load_folder(path, shapes, params)
     if path.suffix.lower() in (".relay", ".txt", ".json"):
         if shapes:
             raise UsageError("--shape is for ONNX models; a Relay module has its shapes")
@@ -91,6 +96,19 @@ def _refuse_onnx_branches(path: Path, graph: Any) -> None:
     for node in graph.node:
         if node.op_type in ("If", "Loop", "Scan"):
             raise ModelError(f"{path}: {node.op_type} {node.name!r} is control flow", _NO_BRANCHES)
+
+
+def _load_folder(path: Path, shapes: Mapping[str, tuple[int, ...]], params: Path | None) -> RelayModel:
+    if shapes or params is not None:
+        raise UsageError(f"{path}: --shape and --params are not for a folder, which has both inside")
+    model, values, manifest = (path / name for name in FILES)
+    loaded = _load_relay(model, values)
+    if not manifest.is_file():
+        return replace(loaded, name=path.name)
+    outputs = from_json(manifest.read_text(encoding="utf-8"), str(manifest)).outputs
+    if len(outputs) != len(loaded.outputs):
+        raise ModelError(f"{manifest}: names {len(outputs)} outputs; the model has {len(loaded.outputs)}")
+    return replace(loaded, name=path.name, outputs=outputs)
 
 
 def _load_relay(path: Path, params: Path | None) -> RelayModel:

@@ -1,0 +1,86 @@
+"""A Relay module in a folder: ``model.json`` (graph), ``params.bin`` (constants), ``manifest.json``."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.graph import Kind
+from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.read import read_function
+from tvm_fuse.relay.rewrite import Replacement, rebuild_function
+
+__all__ = ["FILES", "lift_constants", "save_folder"]
+
+#: The files of a folder, in the order in which they are read.
+FILES = ("model.json", "params.bin", "manifest.json")
+
+
+def lift_constants(module: Any) -> tuple[Any, dict[str, Any]]:
+    """Make parameters of the constants in ``main``.
+
+    Args:
+        module: A type-inferred Relay module.
+
+    Returns:
+        The module, whose ``main`` takes them after its own parameters, and name -> NDArray.
+    """
+    main = module["main"]
+    read = read_function(main)
+    taken = {str(param.name_hint) for param in main.params}
+    variables: list[Any] = []
+    values: dict[str, Any] = {}
+    replacements: dict[int, Replacement] = {}
+    for node in read.graph.of_kind(Kind.CONSTANT):
+        name = f"p{len(values)}"
+        while name in taken:
+            name += "_"
+        data = read.expressions[node.id].data
+        variables.append(relay.var(name, shape=data.shape, dtype=data.dtype))
+        values[name] = data
+        replacements[node.id] = _take(variables[-1])
+    body = rebuild_function(read, replacements)
+    lifted = relay.Function([*main.params, *variables], body.body, None, main.type_params, main.attrs)
+    result = tvm.IRModule(module.functions, module.type_definitions)
+    result["main"] = lifted
+    return relay.transform.InferType()(result), values
+
+
+def _take(variable: Any) -> Callable[[Callable[[int], Any]], Any]:
+    return lambda new: variable
+
+
+def save_folder(module: Any, manifest: str, folder: Path) -> None:
+    """Save a module so that ``load_model(folder)`` gives it back, bit for bit.
+
+    Args:
+        module: A type-inferred Relay module.
+        manifest: JSON text.
+        folder: Made if need be; files of the same names in it are replaced, each as a whole.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    lifted, values = lift_constants(module)
+    contents: Mapping[str, bytes] = {
+        "model.json": tvm.ir.save_json(lifted).encode(),
+        "params.bin": bytes(tvm.runtime.save_param_dict(values)),
+        "manifest.json": (manifest + "\n").encode(),
+    }
+    is_new = not folder.exists()
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            for name, data in contents.items():
+                (Path(scratch) / name).write_bytes(data)
+            for name in contents:
+                os.replace(Path(scratch) / name, folder / name)
+    except OSError as error:
+        if is_new:
+            shutil.rmtree(folder, ignore_errors=True)
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error

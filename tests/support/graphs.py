@@ -29,7 +29,9 @@ from tvm_fuse.core.graph import (
     LeakyReluAttrs,
     Node,
     TensorInfo,
+    TransposeAttrs,
 )
+from tvm_fuse.core.recompose import Recomposition
 
 Value = Union[int, float, np.ndarray]
 
@@ -154,6 +156,41 @@ class GraphBuilder:
     def divide(self, a: Value, b: Value) -> int:
         return self._broadcast(Kind.DIVIDE, a, b)
 
+    def negative(self, x: Value) -> int:
+        return self._unary(Kind.NEGATIVE, x)
+
+    def reciprocal(self, x: Value) -> int:
+        return self._unary(Kind.RECIPROCAL, x)
+
+    def sqrt(self, x: Value) -> int:
+        return self._unary(Kind.SQRT, x)
+
+    def rsqrt(self, x: Value) -> int:
+        return self._unary(Kind.RSQRT, x)
+
+    def power(self, x: Value, exponent: Value) -> int:
+        return self._broadcast(Kind.POWER, x, exponent)
+
+    def cast(self, x: Value, dtype: str) -> int:
+        x = self._id(x)
+        return self.node(Kind.CAST, "cast", (x,), (TensorInfo(self.shape(x), dtype),))
+
+    def reshape(self, x: Value, *shape: int) -> int:
+        return self._move(Kind.RESHAPE, x, shape)
+
+    def expand_dims(self, x: Value, axis: int, count: int = 1) -> int:
+        x = self._id(x)
+        shape = self.shape(x)
+        return self._move(Kind.EXPAND_DIMS, x, (*shape[:axis], *(1,) * count, *shape[axis:]))
+
+    def transpose(self, x: Value, *axes: int) -> int:
+        x = self._id(x)
+        shape = tuple(self.shape(x)[axis] for axis in axes)
+        return self._move(Kind.TRANSPOSE, x, shape, TransposeAttrs(axes))
+
+    def broadcast_to(self, x: Value, *shape: int) -> int:
+        return self._move(Kind.BROADCAST_TO, x, shape)
+
     def relu(self, x: int) -> int:
         return self.node(Kind.RELU, "nn.relu", (x,), self.shape(x))
 
@@ -189,6 +226,14 @@ class GraphBuilder:
 
     def _id(self, value: Value) -> int:
         return value if isinstance(value, int) else self.const(value)
+
+    def _unary(self, kind: Kind, x: Value) -> int:
+        x = self._id(x)
+        return self.node(kind, kind.value, (x,), (self.nodes[x].output,))
+
+    def _move(self, kind: Kind, x: Value, shape: tuple, attrs: Any = None) -> int:
+        x = self._id(x)
+        return self.node(kind, kind.value, (x,), (TensorInfo(shape, self.nodes[x].output.dtype),), attrs)
 
     def _broadcast(self, kind: Kind, a: Value, b: Value) -> int:
         sources = self._id(a), self._id(b)
@@ -274,6 +319,23 @@ def _copy_folded(builder: GraphBuilder, anchor: Node, layer: LayerEdit, new: dic
     inputs = [new[anchor.inputs[0]], builder.const(layer.weight)]
     copy = builder.node(anchor.kind, anchor.op, inputs, anchor.outputs, anchor.attrs, anchor.name)
     return copy if layer.bias is None else builder.add(copy, layer.bias)
+
+
+def apply_recompositions(graph: Graph, records: Iterable[Recomposition]) -> Graph:
+    """The graph with a batch norm in the place of the operators."""
+    by_result = {record.result: record for record in records}
+    builder = GraphBuilder()
+    new: dict[int, int] = {}
+    for node in graph.nodes:
+        record = by_result.get(node.id)
+        if record is None:
+            new[node.id] = _copy(builder, graph, node, new)
+            continue
+        vectors = (record.gamma, record.beta, record.mean, record.variance)
+        new[node.id] = builder.norm(
+            new[record.data], vectors, axis=record.axis, epsilon=record.epsilon, name=record.name
+        )
+    return builder.build(*(new[output] for output in graph.outputs))
 
 
 def _window(size: Any, kernel: int, stride: int, padding: int, dilation: int) -> Any:

@@ -108,6 +108,11 @@ _FUNCTIONS = {
     Kind.RELU: lambda x: np.where(x > 0, x, 0.0),
     Kind.SIGMOID: lambda x: 0.5 * (1 + np.tanh(x / 2)),
     Kind.TANH: np.tanh,
+    Kind.NEGATIVE: np.negative,
+    Kind.POWER: np.power,
+    Kind.RECIPROCAL: lambda x: 1.0 / x,
+    Kind.RSQRT: lambda x: 1.0 / np.sqrt(x),
+    Kind.SQRT: np.sqrt,
 }
 
 
@@ -125,6 +130,14 @@ def _compute(node: Node, args: list) -> object:
             args[3],
             args[4],
         )
+    if node.kind in (Kind.RESHAPE, Kind.EXPAND_DIMS):
+        return np.reshape(args[0], node.output.shape)
+    if node.kind is Kind.BROADCAST_TO:
+        return np.broadcast_to(args[0], node.output.shape)
+    if node.kind is Kind.TRANSPOSE:
+        return np.transpose(args[0], attrs.axes)
+    if node.kind is Kind.CAST:
+        return args[0].astype(node.output.dtype).astype(np.float64)
     if node.kind is Kind.GET_ITEM:
         return args[0][attrs]
     if node.kind is Kind.TUPLE:

@@ -81,7 +81,8 @@ class Kind(str, Enum):
     RECIPROCAL = "reciprocal"
     RSQRT = "rsqrt"
     SQRT = "sqrt"
-    #: Operators that move elements and compute nothing.
+    #: Operators that move or repeat elements and compute nothing.
+    BROADCAST_TO = "broadcast_to"
     CONCATENATE = "concatenate"
     EXPAND_DIMS = "expand_dims"
     LAYOUT_TRANSFORM = "layout_transform"
@@ -121,6 +122,7 @@ ELEMENTWISE_KINDS = frozenset(
         Kind.LEAKY_RELU,
         Kind.SIGMOID,
         Kind.TANH,
+        Kind.BROADCAST_TO,
         Kind.CAST,
         Kind.NEGATIVE,
         Kind.POWER,

@@ -11,11 +11,15 @@ from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
+    ConcatenateAttrs,
     ConvAttrs,
     DenseAttrs,
     Kind,
+    LayoutTransformAttrs,
     LeakyReluAttrs,
+    PadAttrs,
     TensorInfo,
+    TransposeAttrs,
 )
 
 reader = Lazy("tvm_fuse.relay.read")
@@ -53,6 +57,10 @@ def transposed(x, kernel_layout):
     )  # fmt: skip
 
 
+def data_norm(name, x, **attrs):
+    return getattr(relay.nn, name)(x, *(relay.const(np.ones(4, "float32")) for _ in range(2)), **attrs)
+
+
 OPERATORS = {
     "add": (lambda x: x + x, Kind.ADD, None),
     "subtract": (lambda x: x - x, Kind.SUBTRACT, None),
@@ -65,11 +73,27 @@ OPERATORS = {
     "nn.leaky_relu": (lambda x: relay.nn.leaky_relu(x, 0.25), Kind.LEAKY_RELU, LeakyReluAttrs(0.25)),
     "exp": (lambda x: relay.exp(x), Kind.ELEMENTWISE, None),
     "maximum": (lambda x: relay.maximum(x, x), Kind.ELEMENTWISE, None),
-    "cast": (lambda x: relay.cast(x, "float16"), Kind.ELEMENTWISE, None),
+    "cast": (lambda x: relay.cast(x, "float16"), Kind.CAST, None),
+    "negative": (lambda x: relay.negative(x), Kind.NEGATIVE, None),
+    "power": (lambda x: relay.power(x, x), Kind.POWER, None),
+    "sqrt": (lambda x: relay.sqrt(x), Kind.SQRT, None),
+    "rsqrt": (lambda x: relay.rsqrt(x), Kind.RSQRT, None),
     "where": (lambda x: relay.where(relay.greater(x, x), x, x), Kind.ELEMENTWISE, None),
     "nn.prelu": (lambda x: relay.nn.prelu(x, relay.const(np.ones(4, "float32"))), Kind.ELEMENTWISE, None),
-    "transpose": (lambda x: relay.transpose(x), Kind.OTHER, None),
-    "reshape": (lambda x: relay.reshape(x, (4, -1)), Kind.OTHER, None),
+    "reshape": (lambda x: relay.reshape(x, (4, -1)), Kind.RESHAPE, None),
+    "squeeze": (lambda x: relay.squeeze(x, [0]), Kind.RESHAPE, None),
+    "nn.batch_flatten": (lambda x: relay.nn.batch_flatten(x), Kind.RESHAPE, None),
+    "expand_dims": (lambda x: relay.expand_dims(x, 1, 2), Kind.EXPAND_DIMS, None),
+    "layout_transform": (
+        lambda x: relay.layout_transform(x, "NCHW", "NCHW4c"), Kind.LAYOUT_TRANSFORM,
+        LayoutTransformAttrs("NCHW", "NCHW4c"),
+    ),
+    "concatenate": (lambda x: relay.concatenate([x, x], 1), Kind.CONCATENATE, ConcatenateAttrs(1)),
+    "nn.instance_norm": (lambda x: data_norm("instance_norm", x), Kind.DATA_NORM, None),
+    "nn.group_norm": (lambda x: data_norm("group_norm", x, num_groups=2), Kind.DATA_NORM, None),
+    "nn.layer_norm": (lambda x: data_norm("layer_norm", x, axis=1), Kind.DATA_NORM, None),
+    "nn.l2_normalize": (lambda x: relay.nn.l2_normalize(x, 1e-3), Kind.DATA_NORM, None),
+    "nn.lrn": (lambda x: relay.nn.lrn(x), Kind.DATA_NORM, None),
     "nn.softmax": (lambda x: relay.nn.softmax(x), Kind.OTHER, None),
     "nn.max_pool2d": (lambda x: relay.nn.max_pool2d(x), Kind.OTHER, None),
     "sum": (lambda x: relay.sum(x), Kind.OTHER, None),
@@ -133,7 +157,54 @@ def test_packed_operators(net):
     assert (node.kind, node.attrs.out_layout, node.attrs.kernel_layout) == (Kind.CONV2D, "NCHW4c", "OIHW4i4o")
     net = Net()
     node = last(net, relay.nn.contrib_dense_pack(net.input("x", (1, 3)), net.const(2, 3, 8), "NC8n"))
-    assert (node.kind, node.attrs) == (Kind.DENSE, DenseAttrs("NC8n"))
+    assert (node.kind, node.attrs) == (Kind.DENSE, DenseAttrs("OI8o"))
+
+
+@pytest.mark.parametrize(
+    ("transpose_a", "transpose_b", "layout", "axis"),
+    [(False, True, "OI", -1), (False, False, "IO", -1), (True, True, "OI", -2), (True, False, "IO", -2)],
+)
+def test_matrix_products(net, transpose_a, transpose_b, layout, axis):
+    flags = {"transpose_a": transpose_a, "transpose_b": transpose_b}
+    x, y = net.input("x", (3, 3)), net.input("y", (2, 3, 3))
+    node = last(net, relay.nn.matmul(x, net.const(3, 3), **flags))
+    is_dense = (layout, axis) == ("OI", -1)  # TVM itself makes nn.dense of it
+    assert (node.kind, node.attrs) == (Kind.DENSE if is_dense else Kind.MATMUL, DenseAttrs(layout, axis))
+    node = last(net, relay.nn.batch_matmul(y, net.const(2, 3, 3), **flags))
+    assert (node.kind, node.attrs) == (Kind.BATCH_MATMUL, DenseAttrs("B" + layout, axis))
+
+
+@pytest.mark.parametrize(
+    ("axes", "wanted"), [(None, (3, 2, 1, 0)), ((0, 2, 3, 1), (0, 2, 3, 1)), ((0, -1, 1, -2), (0, 3, 1, 2))]
+)
+def test_transpose(net, axes, wanted):
+    node = last(net, relay.transpose(net.input("x", (1, 4, 5, 5)), axes))
+    assert (node.kind, node.attrs) == (Kind.TRANSPOSE, TransposeAttrs(wanted))
+
+
+def test_negative_axis_of_a_concatenation(net):
+    x = net.input("x", (1, 4, 5, 5))
+    graph = read(net, relay.concatenate([x, net.input("y", (1, 4, 5, 2))], -1)).graph
+    node = graph.nodes[graph.outputs[0]]
+    assert (node.attrs, graph.nodes[node.inputs[0]].kind) == (ConcatenateAttrs(3), Kind.TUPLE)
+
+
+WIDTHS = ((0, 0), (0, 0), (1, 2), (0, 3))
+
+
+@pytest.mark.parametrize(
+    ("pad", "value"),
+    [({}, 0.0), ({"pad_value": 1.5}, 1.5), ({"pad_mode": "edge"}, None), ({"pad_mode": "reflect"}, None)],
+)
+def test_pad(net, pad, value):
+    node = last(net, relay.nn.pad(net.input("x", (1, 4, 5, 5)), WIDTHS, **pad))
+    assert (node.kind, node.attrs) == (Kind.PAD, PadAttrs(WIDTHS, value))
+
+
+def test_pad_with_a_computed_value(net):
+    value = net.input("value", ())
+    node = last(net, relay.nn.pad(net.input("x", (1, 4, 5, 5)), WIDTHS, value))
+    assert (node.kind, node.attrs) == (Kind.PAD, PadAttrs(WIDTHS, None))
 
 
 @pytest.mark.parametrize(("axis", "wanted"), [(1, 1), (-1, 3), (3, 3)])

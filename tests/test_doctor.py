@@ -36,7 +36,16 @@ def test_diagnose_on_a_bare_machine():
     missing = {name for name, check in by_name.items() if check.status is Status.MISSING}
     optional = {name for name, check in by_name.items() if check.status is Status.OPTIONAL}
     assert missing == {"numpy", "onnx", "TVM with Relay"}
-    assert optional == {"NVIDIA driver", "GPU", "NVRTC", "nvcc", "C++ compiler", "onnxruntime", "xgboost"}
+    assert optional == {
+        "NVIDIA driver",
+        "GPU",
+        "NVRTC",
+        "nvcc",
+        "C++ compiler",
+        "onnxruntime",
+        "PyYAML",
+        "xgboost",
+    }
     assert all(
         check.advice and check.purpose for name, check in by_name.items() if name in missing | optional
     )

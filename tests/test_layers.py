@@ -21,7 +21,7 @@ TVM_USERS = ("tvm_fuse.relay", "tvm_fuse.transform", "schedules")
 FRONT_END = ("tvm_fuse.relay", "tvm_fuse.transform", "tvm_fuse.pipeline")
 TVM_FREE = ("tvm_fuse.core", "tvm_fuse.onnx", "tvm_fuse.cuda")
 THIRD_PARTY = frozenset(
-    {"numpy", "onnx", "tvm", "bitblas", "scipy", "torch", "onnxruntime", "google", "ml_dtypes"}
+    {"numpy", "onnx", "tvm", "bitblas", "scipy", "torch", "onnxruntime", "google", "ml_dtypes", "yaml"}
 )
 
 

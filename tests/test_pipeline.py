@@ -13,7 +13,7 @@ from tests.support.lazy import Lazy
 from tests.support.onnx_models import Builder
 from tests.support.relay_graphs import LLVM, Net, count_operators, feeds, plain_build, relay, run
 from tvm_fuse.core import fold, weights
-from tvm_fuse.core.epsilon import EpsilonOrigin
+from tvm_fuse.core.epsilon import EpsilonConfig, EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, ParityFailed, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import Tolerance
@@ -252,6 +252,18 @@ def test_broken_statistics_stop_the_job(net, changes, code):
         compile(with_statistics(net, **changes))
     assert code.value in str(caught.value)
     assert "batch_norm_0" in str(caught.value)
+
+
+def test_epsilon_of_a_keras_model_is_found_in_the_paths_of_its_export(compile_onnx):
+    """Its batch norm ``bn`` arrives as ``model/bn/FusedBatchNormV3``; layers that are gone are ignored."""
+    b = Builder()
+    y = b.batch_norm(b.conv(b.input("x", (1, 3, 6, 6)), 4), 1e-3, name="model/bn/FusedBatchNormV3")
+    proto = b.build([b.relu(y)])
+    config = EpsilonConfig({"bn": 1e-3, "gone": 1e-2}, names_layers=True)
+    (check,) = compile_onnx(proto, epsilon_config=config)[0].report.epsilon
+    assert (check.name, check.origin) == ("model/bn/FusedBatchNormV3", EpsilonOrigin.CONFIG)
+    with pytest.raises(ModelError, match=r"wanted epsilon 0\.01 \(training config\), got 0\.001"):
+        compile_onnx(proto, epsilon_config=EpsilonConfig({"bn": 1e-2}, names_layers=True))
 
 
 def test_b062_every_broken_channel_is_named(net):

@@ -70,6 +70,9 @@ def diagnose() -> tuple[Check, ...]:
         _check_package(
             "onnxruntime", Status.OPTIONAL, "a second opinion on results", "pip install onnxruntime"
         ),
+        _check_package(
+            "PyYAML", Status.OPTIONAL, "training configs in YAML (--epsilon-config)", "pip install PyYAML"
+        ),
         _check_package("xgboost", Status.OPTIONAL, "tuning", 'pip install "tvm-fuse[tune]"'),
     )
 

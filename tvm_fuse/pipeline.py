@@ -12,7 +12,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from tvm_fuse import __version__
-from tvm_fuse.core.epsilon import EpsilonCheck
+from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonConfig
 from tvm_fuse.core.errors import ParityFailed
 from tvm_fuse.core.fold import read_batch_norm
 from tvm_fuse.core.graph import Kind
@@ -44,6 +44,8 @@ class Options:
 
     Args:
         epsilon: Batch norm name or glob pattern -> the epsilon the model was trained with.
+        epsilon_config: The same from a training config (``tvm_fuse.epsilon_config.read_epsilon_config``);
+            ``epsilon`` wins.
         align_epsilon: Replace an epsilon that differs from the expected one, instead of failing.
         tolerance: For parity; None takes the default of each output's dtype.
         seed: Seed of the parity inputs.
@@ -52,6 +54,7 @@ class Options:
     """
 
     epsilon: Mapping[str, float] = field(default_factory=dict)
+    epsilon_config: EpsilonConfig = field(default_factory=EpsilonConfig)
     align_epsilon: bool = False
     tolerance: Tolerance | None = None
     seed: int = 0
@@ -163,7 +166,13 @@ def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck
     Returns:
         The reference module (with epsilons aligned, when that was asked for), the checks and the warnings.
     """
-    reference = align_epsilon(model.module, model.epsilon, options.epsilon, align=options.align_epsilon)
+    reference = align_epsilon(
+        model.module,
+        model.epsilon,
+        options.epsilon,
+        align=options.align_epsilon,
+        config=options.epsilon_config,
+    )
     problems: list[Reason] = []
     warnings: list[Reason] = []
 

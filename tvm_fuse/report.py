@@ -183,6 +183,7 @@ def _render_folds(report: Report) -> list[str]:
 _ORIGINS = {
     EpsilonOrigin.SOURCE_ATTRIBUTE: "stated in the model file; the graph agrees",
     EpsilonOrigin.SOURCE_DEFAULT: "not stated in the model file: ONNX's default",
+    EpsilonOrigin.CONFIG: "given by the training config",
     EpsilonOrigin.USER: "given by the user",
     EpsilonOrigin.GRAPH: "from the graph (no source to compare with)",
 }

@@ -19,7 +19,7 @@ def test_defaults():
     assert (args.model, args.target, args.seed) == (Path("m.onnx"), "llvm", 0)
     assert (args.shape, args.epsilon, args.atol, args.rtol) == ([], [], None, None)
     assert (args.align_epsilon, args.no_latency, args.json) == (False, False, False)
-    assert (args.params, args.output) == (None, None)
+    assert (args.params, args.output, args.epsilon_config) == (None, None, None)
 
 
 @pytest.mark.parametrize(
@@ -38,12 +38,14 @@ def test_defaults():
         ("seed", "12", 12),
         ("output", "d", Path("d")),
         ("params", "p", Path("p")),
+        ("epsilon-config", "train.yaml", Path("train.yaml")),
         ("target", "cuda -arch=sm_86", "cuda -arch=sm_86"),
     ],
 )
 def test_values(option, text, wanted):
-    assert getattr(parse(f"--{option}", text), option) == wanted
-    assert getattr(parse(f"--{option}={text}"), option) == wanted
+    name = option.replace("-", "_")
+    assert getattr(parse(f"--{option}", text), name) == wanted
+    assert getattr(parse(f"--{option}={text}"), name) == wanted
 
 
 @pytest.mark.parametrize(

@@ -258,6 +258,60 @@ def test_an_epsilon_that_agrees_is_no_error(run):
     assert json.loads(out)["epsilon"][0]["origin"] == "user"
 
 
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("train.json", '{"b*": 0.25}'),
+        ("train.yaml", "epsilon: 25e-2\n"),
+        (
+            "keras.json",
+            '{"layers": [{"class_name": "BatchNormalization", "config": {"name": "bn", "epsilon": 0.25}}]}',
+        ),
+    ],
+)
+def test_an_epsilon_of_a_training_config(run, here, name, text):
+    (here / name).write_text(text)
+    code, out, _ = run(net(0.25), "--epsilon-config", name, "--json")
+    assert code == 0
+    (check,) = json.loads(out)["epsilon"]
+    assert (check["origin"], check["used"], check["impact"]) == ("training config", 0.25, None)
+    code, out, err = run(net(), "--epsilon-config", name)
+    assert (code, out) == (3, "")
+    assert "bn-epsilon-mismatch at bn: wanted epsilon 0.25 (training config)" in err
+    code, out, _ = run(net(), "--epsilon-config", name, "--align-epsilon")
+    assert code == 0
+    lines = out.splitlines()
+    (index,) = [index for index, line in enumerate(lines) if "bn: epsilon 0.001 aligned to 0.25" in line]
+    assert "the output at one standard deviation changes by " in lines[index + 1]
+    assert "given by the training config" in out
+    code, out, _ = run(net(), "--epsilon-config", name, "--epsilon", "bn=1e-3", "--json")
+    assert code == 0
+    assert json.loads(out)["epsilon"][0]["origin"] == "user"
+
+
+@pytest.mark.parametrize(
+    ("text", "part"),
+    [
+        ("", "wanted a mapping with entries, got nothing"),
+        ('{"bn": -1}', "bn: wanted a finite number >= 0, got -1"),
+        ('{"bm": 1e-3}', "train.json: epsilon for 'bm': no batch norm has that name; the model has 1: bn"),
+    ],
+)
+def test_a_wrong_training_config_is_a_usage_error(run, here, text, part):
+    (here / "train.json").write_text(text)
+    code, out, err = run(net(), "--epsilon-config", "train.json")
+    assert (code, out) == (2, "")
+    assert "train.json: " in err
+    assert part in err
+
+
+def test_a_default_batch_norm_is_a_warning(run):
+    """B120: mean 0, variance 1, gamma 1, beta 0."""
+    code, out, _ = run(net(gamma=1.0, beta=0.0, mean=0.0, var=1.0))
+    assert code == 0
+    assert "warning: bn-statistics-untrained at bn: " in out
+
+
 def test_dynamic_shapes_are_given(run):
     code, out, _ = run(dynamic_net(), "--shape", "x=2x3x6x6", "--json")
     assert code == 0

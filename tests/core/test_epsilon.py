@@ -7,6 +7,7 @@ import pytest
 
 from tvm_fuse.core.epsilon import (
     EpsilonCheck,
+    EpsilonConfig,
     EpsilonImpact,
     EpsilonOrigin,
     ExpectedEpsilon,
@@ -80,6 +81,57 @@ def test_patterns(pattern, count):
             resolve_expected(NAMES, {}, {pattern: 1e-3})
         return
     assert len(resolve_expected(NAMES, {}, {pattern: 1e-3})) == count
+
+
+@pytest.mark.parametrize("values", [{"stem.bn": 1e-3, "*": 1e-5}, {"*": 1e-5, "stem.bn": 1e-3}], ids=str)
+def test_a_name_wins_over_a_pattern(values):
+    expected = resolve_expected(NAMES, {}, values)
+    assert {name: each.value for name, each in expected.items()} == dict.fromkeys(NAMES, 1e-5) | {
+        "stem.bn": 1e-3
+    }
+
+
+def test_of_patterns_the_later_wins():
+    assert resolve_expected(NAMES, {}, {"*": 1e-5, "layer1.*": 1e-3})["layer1.0.bn1"].value == 1e-3
+    assert resolve_expected(NAMES, {}, {"layer1.*": 1e-3, "*": 1e-5})["layer1.0.bn1"].value == 1e-5
+
+
+def test_the_config_wins_over_the_source_and_the_user_over_both():
+    source = {name: ExpectedEpsilon(1e-5, SOURCE) for name in NAMES}
+    config = EpsilonConfig({"layer*": 1e-3})
+    assert values(resolve_expected(NAMES, source, {"layer2.*": 1e-2}, config)) == {
+        "stem.bn": (1e-5, SOURCE),
+        "layer1.0.bn1": (1e-3, EpsilonOrigin.CONFIG),
+        "layer1.0.bn2": (1e-3, EpsilonOrigin.CONFIG),
+        "layer2.0.bn1": (1e-2, EpsilonOrigin.USER),
+    }
+
+
+def test_a_name_of_the_config_that_fits_nothing_is_an_error():
+    config = EpsilonConfig({"stem.bn": 1e-3, "gone": 1e-3}, source="train.yaml")
+    with pytest.raises(
+        UsageError, match=r"train\.yaml: epsilon for 'gone': no batch norm has that name; .*stem\.bn"
+    ):
+        resolve_expected(NAMES, {}, {}, config)
+
+
+def test_layers_that_the_graph_does_not_have_are_ignored_as_long_as_one_is_there():
+    config = EpsilonConfig({"bn1": 1e-3, "gone": 1e-2}, names_layers=True, source="model.json")
+    names = ("bn1", "model/bn1/FusedBatchNormV3", "bn10", "model/bn10/FusedBatchNormV3", "xbn1")
+    assert values(resolve_expected(names, {}, {}, config)) == {
+        "bn1": (1e-3, EpsilonOrigin.CONFIG),
+        "model/bn1/FusedBatchNormV3": (1e-3, EpsilonOrigin.CONFIG),
+    }
+    with pytest.raises(
+        UsageError, match=r"model\.json: none of its 2 batch norms \(bn1, gone\) .* has 4: stem"
+    ):
+        resolve_expected(NAMES, {}, {}, config)
+
+
+def test_names_of_layers_are_no_patterns():
+    config = EpsilonConfig({"*": 1e-3}, names_layers=True)
+    with pytest.raises(UsageError, match="none of its 1 batch norms"):
+        resolve_expected(NAMES, {}, {}, config)
 
 
 def test_name_with_pattern_characters_matches_itself():

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tvm_fuse.core.epsilon import EpsilonConfig, EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.reason import Code
 
@@ -75,6 +76,18 @@ def test_parameters_that_are_not_constant_have_no_impact():
         tvm_fuse.transform.AlignEpsilon({"*": 1e-3})(make_module(1e-5, None))
     (check,) = tvm_fuse.last_report()["AlignEpsilon"].details
     assert check.impact is None
+
+
+def test_an_epsilon_of_the_training_config():
+    from tvm_fuse.relay.fold_pass import align_epsilon
+    from tvm_fuse.relay.record import last_report
+
+    config = EpsilonConfig({"batch_norm_*": 1e-3})
+    with pytest.raises(ModelError, match=r"wanted epsilon 0\.001 \(training config\), got 1e-05"):
+        align_epsilon(make_module(1e-5), {}, {}, align=False, config=config)
+    align_epsilon(make_module(1e-5), {}, {"*": 1e-2}, align=True, config=config)
+    (check,) = last_report()["AlignEpsilon"].details
+    assert (check.used, check.origin) == (1e-2, EpsilonOrigin.USER)
 
 
 def test_an_epsilon_as_expected_has_no_impact():

@@ -70,6 +70,13 @@ def _add_run(commands: Any) -> None:
         help="epsilon a batch norm was trained with; NAME may be a pattern such as '*'; may be repeated",
     )
     parser.add_argument(
+        "--epsilon-config",
+        type=Path,
+        metavar="FILE",
+        help="training config with these epsilons, JSON or YAML: names or patterns, one number under "
+        "'epsilon', or a Keras model.to_json(); --epsilon wins",
+    )
+    parser.add_argument(
         "--align-epsilon", action="store_true", help="use the expected epsilon where the graph's differs"
     )
     parser.add_argument(

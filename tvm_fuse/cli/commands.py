@@ -12,8 +12,10 @@ from typing import Any
 
 from tvm_fuse.cli.args import to_mapping
 from tvm_fuse.cli.progress import show_progress
+from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import TOLERANCES, Tolerance
+from tvm_fuse.epsilon_config import read_epsilon_config
 
 __all__ = ["run_doctor", "run_run"]
 
@@ -31,6 +33,7 @@ def run_run(args: argparse.Namespace) -> int:
     """The main job on one model file."""
     shapes = to_mapping(args.shape, "--shape")
     epsilon = to_mapping(args.epsilon, "--epsilon")
+    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
     if args.output is not None:
         _check_folder(args.output)
     with show_progress("loading TVM"):
@@ -39,6 +42,7 @@ def run_run(args: argparse.Namespace) -> int:
         from tvm_fuse.report import render, to_json
     options = pipeline.Options(
         epsilon=epsilon,
+        epsilon_config=config,
         align_epsilon=args.align_epsilon,
         tolerance=_tolerance(args),
         seed=args.seed,

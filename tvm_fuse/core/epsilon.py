@@ -2,8 +2,9 @@
 
 A wrong epsilon does not crash and hardly moves a random test (1e-5 for 1e-3 moves outputs by
 some 3e-3), so it is compared as a number, never through the outputs. The expected value comes,
-in this order, from the user (``--epsilon NAME=1e-3``) or from the source file (an attribute of
-the ONNX node, or ONNX's default 1e-5 when the attribute is absent).
+in this order, from the user (``--epsilon NAME=1e-3``), from the training config
+(``--epsilon-config FILE``) or from the source file (an attribute of the ONNX node, or ONNX's default
+1e-5 when the attribute is absent).
 
 What a wrong epsilon does to a channel with variance v, in the graph e1 and expected e2::
 
@@ -17,7 +18,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from enum import Enum
 from fnmatch import fnmatchcase
 
@@ -31,6 +32,7 @@ __all__ = [
     "EPSILON_RTOL",
     "ChannelImpact",
     "EpsilonCheck",
+    "EpsilonConfig",
     "EpsilonImpact",
     "EpsilonOrigin",
     "ExpectedEpsilon",
@@ -52,6 +54,7 @@ class EpsilonOrigin(str, Enum):
 
     SOURCE_ATTRIBUTE = "source attribute"
     SOURCE_DEFAULT = "source default"
+    CONFIG = "training config"
     USER = "user"
     GRAPH = "graph attribute"
 
@@ -190,32 +193,89 @@ def check_epsilon_dtype(name: str, epsilon: float, dtype: str) -> Reason | None:
     return Reason(Code.BN_EPSILON_UNDERFLOW, name, wanted, f"{epsilon:g}")
 
 
+@dataclass(frozen=True)
+class EpsilonConfig:
+    """The epsilons of a training config.
+
+    Args:
+        values: Name or glob pattern -> epsilon; each must fit a batch norm of the graph.
+        names_layers: The names are instead those of layers of the training model (Keras). Exporters make
+            paths of them (``model/bn1/FusedBatchNormV3``) and drop some; one of them must be there.
+        source: Where it was read, for messages.
+    """
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    names_layers: bool = False
+    source: str = "training config"
+
+
 def resolve_expected(
-    names: tuple[str, ...], source: Mapping[str, ExpectedEpsilon], user: Mapping[str, float]
+    names: tuple[str, ...],
+    source: Mapping[str, ExpectedEpsilon],
+    user: Mapping[str, float],
+    config: EpsilonConfig | None = None,
 ) -> dict[str, ExpectedEpsilon]:
-    """Combine the source's values with the user's, which win.
+    """Combine the source's values with the training config's, which win, and the user's, which win over both.
 
     Args:
         names: Names of the batch norms in the graph.
         source: Name -> the source file's value.
-        user: Name or glob pattern (``layer4.*``) -> value.
+        user: Name or glob pattern (``layer4.*``) -> value. A name wins over a pattern, and of
+            patterns the later.
+        config: The training config.
 
     Returns:
         Name -> expected value, for every name that somebody speaks for.
 
     Raises:
-        UsageError: A pattern of the user matches no batch norm, or a value is not a valid epsilon.
+        UsageError: A pattern of the user or the config matches no batch norm, or a value is not a
+            valid epsilon.
     """
     expected = {name: source[name] for name in names if name in source}
-    for pattern, value in user.items():
+    config = config or EpsilonConfig()
+    if config.names_layers:
+        configured = _match_layers(names, config)
+    else:
+        configured = _match_patterns(names, config.values, f"{config.source}: ")
+    for values, origin in (
+        (configured, EpsilonOrigin.CONFIG),
+        (_match_patterns(names, user), EpsilonOrigin.USER),
+    ):
+        expected.update((name, ExpectedEpsilon(value, origin)) for name, value in values.items())
+    return expected
+
+
+def _match_patterns(names: tuple[str, ...], values: Mapping[str, float], place: str = "") -> dict[str, float]:
+    matched: dict[str, float] = {}
+    for pattern, value in sorted(values.items(), key=lambda item: item[0] in names):
         if not math.isfinite(value) or value < 0:
-            raise UsageError(f"epsilon for {pattern!r}: wanted a finite number >= 0, got {value}")
+            raise UsageError(f"{place}epsilon for {pattern!r}: wanted a finite number >= 0, got {value}")
         matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
         if not matching:
-            some = ", ".join(names[:5]) or "none"
             raise UsageError(
-                f"epsilon for {pattern!r}: no batch norm has that name; the model has {len(names)}: {some}",
+                f"{place}epsilon for {pattern!r}: no batch norm has that name; {_name_some(names)}",
                 "quote the pattern, or use '*' for all of them",
             )
-        expected.update((name, ExpectedEpsilon(value, EpsilonOrigin.USER)) for name in matching)
-    return expected
+        matched.update(dict.fromkeys(matching, value))
+    return matched
+
+
+def _match_layers(names: tuple[str, ...], config: EpsilonConfig) -> dict[str, float]:
+    matched = {
+        name: value
+        for layer, value in config.values.items()
+        for name in names
+        if name == layer or layer in name.split("/")
+    }
+    if not matched:
+        some = ", ".join(list(config.values)[:5])
+        raise UsageError(
+            f"{config.source}: none of its {len(config.values)} batch norms ({some}) is in the model; "
+            f"{_name_some(names)}",
+            "name the batch norms as the model does: a mapping of name to epsilon",
+        )
+    return matched
+
+
+def _name_some(names: tuple[str, ...]) -> str:
+    return f"the model has {len(names)}: {', '.join(names[:5]) or 'none'}"

@@ -21,6 +21,7 @@ from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
 from tvm_fuse.core.edit import LayerEdit
 from tvm_fuse.core.epsilon import (
     EpsilonCheck,
+    EpsilonConfig,
     ExpectedEpsilon,
     check_epsilon,
     measure_impact,
@@ -136,7 +137,12 @@ def _alias(value: int) -> Replacement:
 
 
 def align_epsilon(
-    module: Any, source: Mapping[str, ExpectedEpsilon], user: Mapping[str, float], *, align: bool
+    module: Any,
+    source: Mapping[str, ExpectedEpsilon],
+    user: Mapping[str, float],
+    *,
+    align: bool,
+    config: EpsilonConfig | None = None,
 ) -> Any:
     """Compare each batch norm's epsilon with the expected one; correct it when told to, else fail.
 
@@ -145,6 +151,7 @@ def align_epsilon(
         source: Name of each batch norm of the model file -> its epsilon there; may be empty.
         user: Name or glob pattern -> the epsilon that the user says the model was trained with.
         align: Whether the expected value replaces a different one.
+        config: The training config.
 
     Returns:
         The type-inferred module; ``last_report()["AlignEpsilon"]`` tells what was found.
@@ -152,7 +159,7 @@ def align_epsilon(
     Raises:
         ModelError: An epsilon differs and ``align`` is False, or a batch norm of the source is
             not in the module.
-        UsageError: A name or pattern of the user fits no batch norm.
+        UsageError: A name or pattern of the user or the config fits no batch norm.
     """
     module = _name_batch_norms(module)
     names = _batch_norm_names(module)
@@ -162,7 +169,7 @@ def align_epsilon(
             f"{len(lost)} batch norm(s) of the model file did not reach the graph: {', '.join(lost[:5])}",
             "the importer changed the model; its epsilon cannot be checked",
         )
-    expected = resolve_expected(names, source, user)
+    expected = resolve_expected(names, source, user, config)
     checks: list[EpsilonCheck] = []
     decisions: list[Decision] = []
 

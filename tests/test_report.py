@@ -175,6 +175,14 @@ def test_an_aligned_epsilon_shows_what_it_changed():
     ]
 
 
+@pytest.mark.parametrize(("count", "shown", "more"), [(12, 12, 0), (13, 12, 1)])
+def test_many_aligned_epsilons_are_cut_in_the_text(count, shown, more):
+    checks = tuple(checked(f"bn_{i}", 1e-5, 1e-3, EpsilonOrigin.CONFIG) for i in range(count))
+    text = render(make_report(epsilon=checks))
+    assert text.count("aligned to") == shown
+    assert (f"and {more} more" in text) == bool(more)
+
+
 def test_folds_in_json_hold_no_edits():
     (found,) = json.loads(to_json(make_report(folds=(fold(),))))["folds"]
     assert (found["name"], found["direction"]) == ("bn", "before")

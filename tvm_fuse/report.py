@@ -172,9 +172,10 @@ def _render_folds(report: Report) -> list[str]:
     for (epsilon, origin), count in sorted(forms.items()):
         lines.append(f"  epsilon {epsilon:<10} {count:3d} x  {_ORIGINS[origin]}")
     aligned = [check for check in report.epsilon if check.used != check.in_graph]
-    for check in aligned:
+    for check in aligned[:_MOST_REASONS]:
         lines.append(f"  {check.name}: epsilon {check.in_graph:.6g} aligned to {check.used:.6g}")
         lines += [f"       {check.impact}"] if check.impact is not None else []
+    lines += _render_rest(len(aligned))
     if report.scale_shifts:
         lines.append(f"  and other scales and shifts after {len(report.scale_shifts)} layers")
     return lines + _render_reasons(report.not_folded)

@@ -20,7 +20,7 @@ from tvm_fuse.onnx.parts import Parts, put_together, take_apart
 from tvm_fuse.onnx.read import OnnxModel
 from tvm_fuse.onnx.write import apply_edits
 
-__all__ = ["FoldedModel", "fold_onnx"]
+__all__ = ["FoldedModel", "fold_onnx", "fold_parts"]
 
 #: Batch norms in a row fold one a round; a longer row than this is not a model.
 _MAX_ROUNDS = 64
@@ -31,23 +31,33 @@ class FoldedModel:
     """An ONNX model after folding.
 
     Args:
-        proto: The new model, ``onnx.ModelProto``; the same inputs and outputs as before.
+        parts: The new model; the same inputs and outputs as before.
         folds: The batch norms that were folded, in order; the node ids are those of their round.
         affine_folds: Other scales and shifts that were folded.
         decisions: What became of each batch norm and of each scale and shift next to a layer.
     """
 
-    proto: Any = field(compare=False, repr=False)
+    parts: Parts = field(compare=False, repr=False)
     folds: tuple[FoldRecord, ...]
     affine_folds: tuple[AffineRecord, ...]
     decisions: tuple[Decision, ...]
 
+    @property
+    def proto(self) -> Any:
+        """The new model as an ``onnx.ModelProto``, made anew each time."""
+        return put_together(self.parts)
+
 
 def fold_onnx(model: OnnxModel) -> FoldedModel:
+    """``fold_parts`` of a model as ``read_onnx`` returns it; it is not changed."""
+    return fold_parts(take_apart(model.proto))
+
+
+def fold_parts(parts: Parts) -> FoldedModel:
     """Fold every batch norm that can be folded, whole or in pieces, into the layers around it.
 
     Args:
-        model: As ``read_onnx`` returns it; it is not changed.
+        parts: A valid model in inference mode, taken apart; it is not changed.
 
     Returns:
         The folded model. Only branches and loop bodies are left as they are.
@@ -55,7 +65,6 @@ def fold_onnx(model: OnnxModel) -> FoldedModel:
     Raises:
         ModelError: The shapes of the model cannot be inferred.
     """
-    parts = take_apart(model.proto)
     norms = _Outcome(plan_folds)
     pieces = _Outcome(plan_affine_folds)
     for _ in range(_MAX_ROUNDS):
@@ -64,7 +73,7 @@ def fold_onnx(model: OnnxModel) -> FoldedModel:
         if parts is before:
             break
     decisions = (*norms.decisions, *pieces.decisions)
-    return FoldedModel(put_together(parts), tuple(norms.records), tuple(pieces.records), decisions)
+    return FoldedModel(parts, tuple(norms.records), tuple(pieces.records), decisions)
 
 
 class _Outcome:

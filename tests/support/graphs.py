@@ -22,12 +22,15 @@ from tvm_fuse.core.graph import (
     BatchNormAttrs,
     BiasAddAttrs,
     ClipAttrs,
+    ConcatenateAttrs,
     ConvAttrs,
     DenseAttrs,
     Graph,
     Kind,
+    LayoutTransformAttrs,
     LeakyReluAttrs,
     Node,
+    PadAttrs,
     TensorInfo,
     TransposeAttrs,
 )
@@ -89,12 +92,14 @@ class GraphBuilder:
         self.nodes.append(Node(len(self.nodes), kind, op, sources, outputs, attrs, name))
         return len(self.nodes) - 1
 
-    def input(self, name: str, shape: Sequence[Any]) -> int:
-        return self.node(Kind.INPUT, "input", (), tuple(shape), name=name)
+    def input(self, name: str, shape: Sequence[Any], dtype: str = "") -> int:
+        info = TensorInfo(tuple(shape), dtype or self.dtype)
+        return self.node(Kind.INPUT, "input", (), (info,), name=name)
 
-    def const(self, value: Any) -> int:
+    def const(self, value: Any, dtype: str = "") -> int:
+        """A constant as it is; ``dtype`` is for bits that NumPy has no name for (``bfloat16``)."""
         array = np.array(value, dtype=getattr(value, "dtype", self.dtype))
-        info = TensorInfo(array.shape, str(array.dtype))
+        info = TensorInfo(array.shape, dtype or str(array.dtype))
         self.constants[self.node(Kind.CONSTANT, "constant", (), (info,))] = array
         return len(self.nodes) - 1
 
@@ -118,10 +123,44 @@ class GraphBuilder:
         )
         return self.node(Kind.CONV2D, "nn.conv2d", (data, weight), shape_in(layout, out), attrs, name)
 
+    def convolution(
+        self, data: int, weight: Value, *, layout: str, kernel: str, out_layout: str = "",
+        transposed: bool = False, strides: Sequence[int] = (), padding: Sequence[int] = (),
+        dilation: Sequence[int] = (), groups: int = 1, channels: int = 0, name: str = "",
+    ) -> int:  # fmt: skip
+        """Any number of spatial axes, transposed or not; what is left out is 1, and no padding."""
+        weight = self._id(weight)
+        x, w = sizes(layout, self.shape(data)), sizes(kernel, self.shape(weight))
+        space = [letter for letter in layout if letter in "DHW"]
+        ones = (1,) * len(space)
+        strides, dilation, out_layout = tuple(strides) or ones, tuple(dilation) or ones, out_layout or layout
+        padding = tuple(padding) or (0,) * len(space)
+        pads = [a + b for a, b in zip(padding[: len(space)], padding[-len(space) :])]
+        out = {"N": x["N"], "C": channels or (w["O"] * groups if transposed else w["O"])}
+        for letter, stride, pad, dil in zip(space, strides, pads, dilation):
+            if transposed:
+                out[letter] = (x[letter] - 1) * stride - pad + dil * (w[letter] - 1) + 1
+            else:
+                out[letter] = _window(x[letter], w[letter], stride, pad, dil)
+        attrs = ConvAttrs(strides, padding, dilation, groups, out["C"], layout, kernel, out_layout)
+        kind = Kind(f"conv{len(space)}d{'_transpose' * transposed}")
+        shape = shape_in(out_layout, out)
+        info = (TensorInfo(shape, self.nodes[data].output.dtype),)
+        return self.node(kind, f"nn.{kind.value}", (data, weight), info, attrs, name)
+
     def dense(self, data: int, weight: Value, name: str = "", kernel: str = "OI") -> int:
         weight = self._id(weight)
         out = (*self.shape(data)[:-1], sizes(kernel, self.shape(weight)).get("O", 1))
-        return self.node(Kind.DENSE, "nn.dense", (data, weight), out, DenseAttrs(kernel), name)
+        info = (TensorInfo(out, self.nodes[data].output.dtype),)
+        return self.node(Kind.DENSE, "nn.dense", (data, weight), info, DenseAttrs(kernel), name)
+
+    def matmul(self, data: int, weight: Value, *, kernel: str = "IO", input_axis: int = -1) -> int:
+        """``nn.matmul``, or ``nn.batch_matmul`` for a kernel with a batch axis."""
+        weight = self._id(weight)
+        x, w = self.shape(data), sizes(kernel, self.shape(weight))
+        kind = Kind.BATCH_MATMUL if "B" in kernel else Kind.MATMUL
+        out = (*x[:-2], x[-3 - input_axis], w["O"])
+        return self.node(kind, f"nn.{kind.value}", (data, weight), out, DenseAttrs(kernel, input_axis))
 
     def batch_norm(
         self, data: int, norm: Sequence[Value], *, axis: int = 1, epsilon: float = 1e-3, center: bool = True,
@@ -190,6 +229,20 @@ class GraphBuilder:
 
     def broadcast_to(self, x: Value, *shape: int) -> int:
         return self._move(Kind.BROADCAST_TO, x, shape)
+
+    def layout_transform(self, x: int, source: str, target: str) -> int:
+        shape = shape_in(target, sizes(source, self.shape(x)))
+        return self._move(Kind.LAYOUT_TRANSFORM, x, shape, LayoutTransformAttrs(source, target))
+
+    def concatenate(self, *parts: int, axis: int = 1) -> int:
+        shape = list(self.shape(parts[0]))
+        shape[axis] = sum(self.shape(part)[axis] for part in parts)
+        return self._move(Kind.CONCATENATE, self.tuple(*parts), tuple(shape), ConcatenateAttrs(axis))
+
+    def pad(self, x: int, *widths: tuple, value: float | None = 0.0) -> int:
+        """``(before, after)`` of each axis; ``value=None`` pads with what only running tells (here: 1)."""
+        shape = tuple(size + before + after for size, (before, after) in zip(self.shape(x), widths))
+        return self._move(Kind.PAD, x, shape, PadAttrs(widths, value))
 
     def relu(self, x: int) -> int:
         return self.node(Kind.RELU, "nn.relu", (x,), self.shape(x))
@@ -284,7 +337,7 @@ def apply_folds(graph: Graph, records: Iterable[Any]) -> Graph:
         if node.id in aliases:
             new[node.id] = new[aliases[node.id]]
         elif node.id in layers:
-            new[node.id] = _copy_folded(builder, node, layers[node.id], new)
+            new[node.id] = _copy_folded(builder, graph, node, layers[node.id], new)
         else:
             new[node.id] = _copy(builder, graph, node, new)
     return _only_live(builder.build(*(new[output] for output in graph.outputs)))
@@ -315,10 +368,17 @@ def _copy(builder: GraphBuilder, graph: Graph, node: Node, new: dict[int, int]) 
     return copy
 
 
-def _copy_folded(builder: GraphBuilder, anchor: Node, layer: LayerEdit, new: dict[int, int]) -> int:
-    inputs = [new[anchor.inputs[0]], builder.const(layer.weight)]
+def _copy_folded(
+    builder: GraphBuilder, graph: Graph, anchor: Node, layer: LayerEdit, new: dict[int, int]
+) -> int:
+    weight = builder.const(layer.weight, graph.nodes[anchor.inputs[1]].output.dtype)
+    inputs = [new[anchor.inputs[0]], weight]
     copy = builder.node(anchor.kind, anchor.op, inputs, anchor.outputs, anchor.attrs, anchor.name)
-    return copy if layer.bias is None else builder.add(copy, layer.bias)
+    if layer.bias is None:
+        return copy
+    return builder.node(
+        Kind.ADD, "add", (copy, builder.const(layer.bias, anchor.output.dtype)), anchor.outputs
+    )
 
 
 def apply_recompositions(graph: Graph, records: Iterable[Recomposition]) -> Graph:

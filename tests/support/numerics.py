@@ -11,9 +11,28 @@ from collections.abc import Mapping, Sequence
 import numpy as np
 
 from tests.support.graphs import Norm, shape_in, sizes, tokens
-from tvm_fuse.core.graph import ConvAttrs, Graph, Kind, Node
+from tvm_fuse.core.graph import (
+    CONVOLUTION_KINDS,
+    MATRIX_KINDS,
+    TRANSPOSED_KINDS,
+    ConvAttrs,
+    DenseAttrs,
+    Graph,
+    Kind,
+    Node,
+)
 
-__all__ = ["conv2d", "evaluate", "fold_by_hand", "from_plain", "max_error", "normalize", "to_plain"]
+__all__ = [
+    "conv2d",
+    "conv_transpose",
+    "evaluate",
+    "fold_by_hand",
+    "from_bfloat16",
+    "from_plain",
+    "max_error",
+    "normalize",
+    "to_plain",
+]
 
 
 def max_error(got: np.ndarray, wanted: np.ndarray) -> float:
@@ -56,31 +75,79 @@ def _plain_index(index: Sequence[int], shape: Sequence[int], layout: str, order:
 
 
 def conv2d(data: np.ndarray, weight: np.ndarray, attrs: ConvAttrs) -> np.ndarray:
-    """A convolution in float64, in and out in the layout of ``attrs``."""
-    x = to_plain(np.asarray(data, np.float64), attrs.data_layout, "NCHW")
-    w = _canonical_kernel(to_plain(np.asarray(weight, np.float64), attrs.kernel_layout, "OIHW"), attrs)
-    top, left, bottom, right = (*attrs.padding, *attrs.padding)[:4]
-    x = np.pad(x, ((0, 0), (0, 0), (top, bottom), (left, right)))
+    """A convolution over any number of axes in float64, in and out in the layouts of ``attrs``."""
+    space, w, pads = _plain_convolution(weight, attrs, "OI")
+    x = to_plain(np.asarray(data, np.float64), attrs.data_layout, "NC" + space)
+    x = np.pad(x, ((0, 0), (0, 0), *pads))
+    w = _canonical_kernel(w, attrs)
     per_group_in, per_group_out = w.shape[1], w.shape[0] // attrs.groups
     reach = [dilation * (size - 1) + 1 for dilation, size in zip(attrs.dilation, w.shape[2:])]
-    height, width = ((n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, attrs.strides))
-    y = np.zeros((x.shape[0], w.shape[0], height, width))
+    out = [(n - r) // s + 1 for n, r, s in zip(x.shape[2:], reach, attrs.strides)]
+    y = np.zeros((x.shape[0], w.shape[0], *out))
     for o in range(w.shape[0]):
         first = o // per_group_out * per_group_in
-        for i, ky, kx in np.ndindex(*w.shape[1:]):
-            rows = ky * attrs.dilation[0] + attrs.strides[0] * np.arange(height)
-            columns = kx * attrs.dilation[1] + attrs.strides[1] * np.arange(width)
-            y[:, o] += w[o, i, ky, kx] * x[:, first + i][:, rows][:, :, columns]
-    return from_plain(y, "NCHW", attrs.out_layout)
+        for i, *taps in np.ndindex(*w.shape[1:]):
+            seen = x[:, first + i]
+            for axis, tap in enumerate(taps):
+                places = tap * attrs.dilation[axis] + attrs.strides[axis] * np.arange(out[axis])
+                seen = np.take(seen, places, axis=1 + axis)
+            y[:, o] += w[(o, i, *taps)] * seen
+    return from_plain(y, "NC" + space, attrs.out_layout)
+
+
+def conv_transpose(data: np.ndarray, weight: np.ndarray, attrs: ConvAttrs) -> np.ndarray:
+    """A transposed convolution: each input element writes its kernel into the output, which is cropped."""
+    space, w, pads = _plain_convolution(weight, attrs, "IO")
+    x = to_plain(np.asarray(data, np.float64), attrs.data_layout, "NC" + space)
+    per_group = w.shape[0] // attrs.groups
+    reach = [dilation * (size - 1) + 1 for dilation, size in zip(attrs.dilation, w.shape[2:])]
+    full = [(n - 1) * s + r for n, r, s in zip(x.shape[2:], reach, attrs.strides)]
+    y = np.zeros((x.shape[0], w.shape[1] * attrs.groups, *full))
+    for n, i, *place in np.ndindex(*x.shape):
+        for o, *taps in np.ndindex(*w.shape[1:]):
+            at = [p * s + t * d for p, s, t, d in zip(place, attrs.strides, taps, attrs.dilation)]
+            y[(n, i // per_group * w.shape[1] + o, *at)] += x[(n, i, *place)] * w[(i, o, *taps)]
+    crop = tuple(slice(before, size - after) for size, (before, after) in zip(full, pads))
+    return from_plain(y[(slice(None), slice(None), *crop)], "NC" + space, attrs.out_layout)
+
+
+def _plain_convolution(weight: np.ndarray, attrs: ConvAttrs, channels: str) -> tuple:
+    """The spatial letters, the kernel with ``channels`` first, and the padding of each spatial axis."""
+    space = "".join(letter for letter in attrs.data_layout if letter in "DHW")
+    kernel = to_plain(np.asarray(weight, np.float64), attrs.kernel_layout, channels + space)
+    return space, kernel, tuple(zip(attrs.padding[: len(space)], attrs.padding[-len(space) :]))
 
 
 def _canonical_kernel(w: np.ndarray, attrs: ConvAttrs) -> np.ndarray:
-    """A depthwise kernel ``(C, multiplier, H, W)`` as ``(C * multiplier, 1, H, W)``."""
+    """A depthwise kernel ``(C, multiplier, ...)`` as ``(C * multiplier, 1, ...)``."""
     if attrs.channels == w.shape[0]:
         return w
     assert attrs.groups == w.shape[0]
     assert attrs.channels == w.shape[0] * w.shape[1]
     return np.stack([w[c, m][None] for c in range(w.shape[0]) for m in range(w.shape[1])])
+
+
+def product(data: np.ndarray, weight: np.ndarray, attrs: DenseAttrs) -> np.ndarray:
+    """A matrix product with the weights on the right, in any layout, behind a batch axis or not."""
+    x = np.moveaxis(np.asarray(data, np.float64), attrs.input_axis, -1)
+    order = ("B" if "B" in attrs.kernel_layout else "") + "OI"
+    w = to_plain(np.asarray(weight, np.float64), attrs.kernel_layout, order)
+    return np.einsum("bmi,boi->bmo" if "B" in order else "...i,oi->...o", x, w)
+
+
+def relayout(array: np.ndarray, source: str, target: str) -> np.ndarray:
+    """From one layout to another."""
+    order = "".join(letter for letter, block in tokens(source) if not block)
+    return from_plain(to_plain(array, source, order), order, target)
+
+
+def from_bfloat16(bits: np.ndarray) -> np.ndarray:
+    """bfloat16 bits in float64: sign, eight bits of exponent, seven bits of fraction."""
+    bits = np.asarray(bits, np.int64)
+    exponent, fraction = (bits >> 7) & 0xFF, (bits & 0x7F) / 128
+    size = np.where(exponent == 0, np.ldexp(fraction, -126), np.ldexp(1 + fraction, exponent - 127))
+    size = np.where(exponent == 0xFF, np.where(fraction == 0, np.inf, np.nan), size)
+    return np.where(bits >> 15, -size, size)
 
 
 def normalize(
@@ -120,10 +187,12 @@ def _compute(node: Node, args: list) -> object:
     attrs = node.attrs
     if node.kind in _FUNCTIONS:
         return _FUNCTIONS[node.kind](*args)
-    if node.kind is Kind.CONV2D:
+    if node.kind in TRANSPOSED_KINDS:
+        return conv_transpose(*args, attrs)
+    if node.kind in CONVOLUTION_KINDS:
         return conv2d(*args, attrs)
-    if node.kind is Kind.DENSE:
-        return np.einsum("...i,oi->...o", args[0], to_plain(args[1], attrs.kernel_layout, "OI"))
+    if node.kind in MATRIX_KINDS:
+        return product(*args, attrs)
     if node.kind is Kind.BATCH_NORM:
         return (
             normalize(args[0], args[1:], attrs.axis, attrs.epsilon, attrs.center, attrs.scale),
@@ -136,6 +205,12 @@ def _compute(node: Node, args: list) -> object:
         return np.broadcast_to(args[0], node.output.shape)
     if node.kind is Kind.TRANSPOSE:
         return np.transpose(args[0], attrs.axes)
+    if node.kind is Kind.LAYOUT_TRANSFORM:
+        return relayout(args[0], attrs.source, attrs.target)
+    if node.kind is Kind.CONCATENATE:
+        return np.concatenate(args[0], attrs.axis)
+    if node.kind is Kind.PAD:
+        return np.pad(args[0], attrs.widths, constant_values=1.0 if attrs.value is None else attrs.value)
     if node.kind is Kind.CAST:
         return args[0].astype(node.output.dtype).astype(np.float64)
     if node.kind is Kind.GET_ITEM:
@@ -158,7 +233,8 @@ def evaluate(graph: Graph, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
         if node.kind is Kind.INPUT:
             value: object = np.asarray(feeds[node.name], np.float64)
         elif node.kind is Kind.CONSTANT:
-            value = np.asarray(graph.constants[node.id], np.float64)
+            array = graph.constants[node.id]
+            value = from_bfloat16(array) if node.output.dtype == "bfloat16" else np.asarray(array, np.float64)
         else:
             value = _compute(node, [values[source] for source in node.inputs])
         values.append(value)

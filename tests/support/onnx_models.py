@@ -11,12 +11,15 @@ Example::
 
 from __future__ import annotations
 
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from typing import Any, Union
 
 import numpy as np
 import onnx
+import onnxruntime
 from onnx import helper, numpy_helper, shape_inference
+from onnx.reference import ReferenceEvaluator
+from onnxruntime.capi.onnxruntime_pybind11_state import NotImplemented
 
 Dim = Union[int, str, None]
 Ints = Union[int, Sequence[int]]
@@ -188,6 +191,18 @@ class Builder:
     def _infer(self) -> dict[str, onnx.ValueInfoProto]:
         graph = shape_inference.infer_shapes(self._model([]), data_prop=True).graph
         return {info.name: info for info in [*graph.input, *graph.value_info]}
+
+
+def run(model: onnx.ModelProto, feeds: Mapping[str, np.ndarray]) -> list[np.ndarray]:
+    """Runs a model as it is written: with onnxruntime, or where that lacks an operator, onnx's reference."""
+    options = onnxruntime.SessionOptions()
+    options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
+    options.log_severity_level = 4
+    try:
+        session = onnxruntime.InferenceSession(model.SerializeToString(), options)
+    except NotImplemented:
+        return list(ReferenceEvaluator(model).run(None, dict(feeds)))
+    return list(session.run(None, dict(feeds)))
 
 
 def _repeat(value: Ints, count: int) -> list[int]:

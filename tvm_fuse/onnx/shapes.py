@@ -7,6 +7,7 @@ large constants are inputs; small ones keep their numbers, since a ``Reshape`` n
 from __future__ import annotations
 
 import itertools
+from collections.abc import Sequence
 from typing import Any
 
 import onnx
@@ -27,6 +28,9 @@ _MOST_ELEMENTS = 4096  # of a constant that shape inference may look into
 def infer_values(parts: Parts) -> dict[str, TensorInfo]:
     """Infer the shape and dtype of every tensor.
 
+    What the model itself says of a value counts only where inference fails (an operator that ONNX does
+    not know): exporters give equal sizes different names.
+
     Args:
         parts: The model.
 
@@ -37,20 +41,36 @@ def infer_values(parts: Parts) -> dict[str, TensorInfo]:
     Raises:
         ModelError: Shape inference fails.
     """
+    graph = parts.structure.graph
+    found = _infer(parts, [])
+    stated = [value for value in (*graph.value_info, *graph.output) if value.name not in found]
+    return _infer(parts, stated) if any(map(_is_known, stated)) else found
+
+
+def _infer(parts: Parts, stated: Sequence[Any]) -> dict[str, TensorInfo]:
+    """Shapes and dtypes from the inputs, the constants and some statements of the model."""
+    model = _without_large_constants(parts)
+    del model.graph.value_info[:], model.graph.output[:]
+    model.graph.value_info.extend(stated)
     try:
-        inferred = shape_inference.infer_shapes(_without_large_constants(parts), data_prop=True).graph
+        graph = shape_inference.infer_shapes(model, data_prop=True).graph
     except (shape_inference.InferenceError, ValueError) as error:
         raise ModelError(f"the shapes cannot be inferred: {error}", "export the model again") from error
     unknown = itertools.count()
     found = {}
-    for value in (*inferred.input, *inferred.value_info, *inferred.output):
+    for value in filter(_is_known, (*graph.input, *graph.value_info)):
         tensor = value.type.tensor_type
-        if value.type.HasField("tensor_type") and tensor.HasField("shape") and tensor.elem_type:
-            shape = tuple(_dim(dim) or f"?{next(unknown)}" for dim in tensor.shape.dim)
-            found[value.name] = TensorInfo(shape, dtype_name(tensor.elem_type))
-    for tensor in inferred.initializer:
+        shape = tuple(_dim(dim) or f"?{next(unknown)}" for dim in tensor.shape.dim)
+        found[value.name] = TensorInfo(shape, dtype_name(tensor.elem_type))
+    for tensor in graph.initializer:
         found[tensor.name] = TensorInfo(tuple(tensor.dims), dtype_name(tensor.data_type))
     return found
+
+
+def _is_known(value: Any) -> bool:
+    """Whether a value is said to be a tensor of known rank and type."""
+    tensor = value.type.tensor_type
+    return bool(value.type.HasField("tensor_type") and tensor.HasField("shape") and tensor.elem_type)
 
 
 def check_structure(parts: Parts) -> None:

@@ -52,9 +52,11 @@ def widen(array: Array, dtype: str) -> Array:
         array: Any shape; ``uint16`` bits where ``dtype`` is ``bfloat16``.
         dtype: Name of the dtype of the tensor.
     """
-    if dtype == "bfloat16" and array.dtype == np.uint16:
-        return (array.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
-    return array.astype(np.float64)
+    with np.errstate(invalid="ignore"):  # a signaling NaN
+        if dtype == "bfloat16" and array.dtype == np.uint16:
+            bits = np.left_shift(array, 16, dtype=np.uint32)
+            return np.asarray(bits.view(np.float32), np.float64)
+        return array.astype(np.float64)
 
 
 def narrow(exact: Array, dtype: str) -> Array:
@@ -67,7 +69,7 @@ def narrow(exact: Array, dtype: str) -> Array:
     Returns:
         The same shape; ``uint16`` bits for ``bfloat16``.
     """
-    with np.errstate(over="ignore", under="ignore"):
+    with np.errstate(over="ignore", under="ignore", invalid="ignore"):
         if dtype != "bfloat16":
             return exact.astype(dtype)
         fraction, exponent = np.frexp(exact)
@@ -75,4 +77,4 @@ def narrow(exact: Array, dtype: str) -> Array:
         shift = np.minimum(8, exponent + 133)
         rounded = np.ldexp(np.rint(np.ldexp(fraction, shift)), exponent - shift)
         rounded = np.where(np.isfinite(exact), rounded, exact)
-        return (rounded.astype(np.float32).view(np.uint32) >> 16).astype(np.uint16)
+        return np.asarray(rounded.astype(np.float32).view(np.uint32) >> 16, np.uint16)

@@ -74,21 +74,24 @@ class Renaming:
 
     def apply(self, nodes: Iterable[Any]) -> Iterator[Any]:
         """The nodes with the new names, each followed by the copies of its outputs."""
-        pending = dict(self.copies)
-        produced = set(self.outputs.values())
-        for name in [name for name in pending if name not in produced]:  # inputs and constants
-            yield from self._copy(name, pending.pop(name))
-        for node in nodes:
-            renamed = onnx.NodeProto()
-            renamed.CopyFrom(node)
-            renamed.input[:] = [self.inputs.get(name, name) for name in node.input]
-            renamed.output[:] = [self.outputs.get(name, name) for name in node.output]
-            yield renamed
-            for name in renamed.output:
-                yield from self._copy(name, pending.pop(name, ()))
+        renamed = [self._rename(node) for node in nodes]
+        produced = {name for node in renamed for name in node.output}
+        for name in sorted(self.copies.keys() - produced):  # inputs and initializers
+            yield from self._copy(name)
+        for node in renamed:
+            yield node
+            for name in node.output:
+                yield from self._copy(name)
 
-    def _copy(self, name: str, copies: Iterable[str]) -> Iterator[Any]:
-        for copy in copies:
+    def _rename(self, node: Any) -> Any:
+        renamed = onnx.NodeProto()
+        renamed.CopyFrom(node)
+        renamed.input[:] = [self.inputs.get(name, name) for name in node.input]
+        renamed.output[:] = [self.outputs.get(name, name) for name in node.output]
+        return renamed
+
+    def _copy(self, name: str) -> Iterator[Any]:
+        for copy in self.copies.get(name, ()):
             yield helper.make_node("Identity", [name], [copy], name=self.names.fresh(f"{copy}/Identity"))
 
 

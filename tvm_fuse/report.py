@@ -184,6 +184,7 @@ def _render_folds(report: Report) -> list[str]:
 _ORIGINS = {
     EpsilonOrigin.SOURCE_ATTRIBUTE: "stated in the model file; the graph agrees",
     EpsilonOrigin.SOURCE_DEFAULT: "not stated in the model file: ONNX's default",
+    EpsilonOrigin.RECOVERED: "recovered from the operators that the exporter wrote",
     EpsilonOrigin.CONFIG: "given by the training config",
     EpsilonOrigin.USER: "given by the user",
     EpsilonOrigin.GRAPH: "from the graph (no source to compare with)",

@@ -54,6 +54,7 @@ class EpsilonOrigin(str, Enum):
 
     SOURCE_ATTRIBUTE = "source attribute"
     SOURCE_DEFAULT = "source default"
+    RECOVERED = "recovered from operators"
     CONFIG = "training config"
     USER = "user"
     GRAPH = "graph attribute"

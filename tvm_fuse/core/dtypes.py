@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FLOATS", "Array", "Float", "narrow", "widen"]
+__all__ = ["FLOATS", "Array", "Float", "holds", "narrow", "widen"]
 
 #: A NumPy array of any dtype.
 Array = NDArray[Any]
@@ -43,6 +43,12 @@ FLOATS = {
     "float32": Float("float32", 2.0**-24, float(np.finfo(np.float32).max), 2.0**-149),
     "float64": Float("float64", 2.0**-53, float(np.finfo(np.float64).max), 2.0**-1074),
 }
+
+
+def holds(dtype: str, other: str) -> bool:
+    """Whether a floating-point dtype has all numbers of another one."""
+    this, that = FLOATS[dtype], FLOATS[other]
+    return this.roundoff <= that.roundoff and this.largest >= that.largest and this.smallest <= that.smallest
 
 
 def widen(array: Array, dtype: str) -> Array:

@@ -136,6 +136,13 @@ def _read_transpose(operator: Operator) -> int | None:
     return operator.emit(Kind.TRANSPOSE, (operator.operand(0),), TransposeAttrs(axes))
 
 
+def _read_expand(operator: Operator) -> int | None:
+    """A broadcast to a shape that is known."""
+    if operator.constant(1) is None:
+        return None
+    return operator.emit(Kind.BROADCAST_TO, (operator.operand(0),))
+
+
 def _read_concat(operator: Operator) -> int | None:
     parts = operator.operands()
     rank = len(operator.result.shape)
@@ -170,6 +177,7 @@ READERS: dict[str, Reader] = {
     "Conv": read_conv,
     "ConvTranspose": read_conv_transpose,
     "Dropout": _read_dropout,
+    "Expand": _read_expand,
     "Gemm": read_gemm,
     "Identity": _read_identity,
     "LeakyRelu": _read_leaky_relu,

@@ -51,6 +51,7 @@ _SIMPLE_KINDS = {
     "power": Kind.POWER,
     "rsqrt": Kind.RSQRT,
     "sqrt": Kind.SQRT,
+    "broadcast_to": Kind.BROADCAST_TO,
     "expand_dims": Kind.EXPAND_DIMS,
     "reshape": Kind.RESHAPE,
     "squeeze": Kind.RESHAPE,

@@ -18,7 +18,7 @@ from tvm_fuse.core.errors import ModelError, ParityFailed, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import Tolerance
 from tvm_fuse.core.reason import Code
-from tvm_fuse.report import render
+from tvm_fuse.render import render
 
 build = Lazy("tvm_fuse.relay.build")
 load = Lazy("tvm_fuse.relay.load")

@@ -15,7 +15,8 @@ from tvm_fuse.core.fold import Direction, FoldRecord
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import HINTS, Code, Reason, declined
 from tvm_fuse.core.weights import FoldedLayer
-from tvm_fuse.report import Cost, FusedKernel, Latency, Report, render, to_json
+from tvm_fuse.render import render
+from tvm_fuse.report import Cost, FusedKernel, Latency, Report, to_json
 
 INF, NAN = float("inf"), float("nan")
 
@@ -103,7 +104,7 @@ def test_every_report_has_both_forms(report):
     assert "1.2.3" in text
     assert not [line for line in text.splitlines() if line != line.rstrip()]
     document = json.loads(to_json(report), parse_constant=pytest.fail)
-    assert document["schema"] == {"name": "tvm-fuse/report", "version": 1}
+    assert document["schema"] == {"name": "tvm-fuse/report", "version": 2}
     assert set(document) == {
         "schema", "tool_version", "tvm", "model", "target", "inputs", "epsilon", "folds", "not_folded",
         "chains", "not_fused", "unfused", "fused", "parity", "latency", "notes",
@@ -122,7 +123,7 @@ def test_a_model_without_inputs_says_so():
 def test_other_scales_and_shifts_are_counted():
     record = AffineRecord(("add", "multiply"), 2.0, (LAYER,), EDIT)
     report = make_report(scale_shifts=(record, record))
-    assert "after 2 layers" in render(report)
+    assert "2 other scales and shifts" in render(report)
     (first, _) = json.loads(to_json(report))["scale_shifts"]
     assert (first["layers"][0]["name"], first["operators"]) == ("conv", ["add", "multiply"])
     assert first["gain_max"] == 2.0

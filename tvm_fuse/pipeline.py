@@ -12,22 +12,18 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from tvm_fuse import __version__
-from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonConfig
+from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import ParityFailed
-from tvm_fuse.core.fold import read_batch_norm
-from tvm_fuse.core.graph import Kind
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
-from tvm_fuse.core.reason import Decision, Reason, refusal
-from tvm_fuse.core.statistics import audit_channels, collect_warnings
+from tvm_fuse.core.reason import Decision
+from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, measure
 from tvm_fuse.relay.compat import find_tvm
-from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
-from tvm_fuse.relay.functions import rewrite_functions
+from tvm_fuse.relay.fold_pass import fold_batch_norms
 from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.load import RelayModel, model_from_module
 from tvm_fuse.relay.partition_pass import partition_chains
-from tvm_fuse.relay.read import ReadFunction
 from tvm_fuse.relay.record import last_report
 from tvm_fuse.relay.target import has_cuda_device, is_cuda, resolve_target
 from tvm_fuse.report import Cost, FusedKernel, Latency, Report
@@ -113,7 +109,8 @@ def compile_model(
     """The main job on a loaded model; a failed parity is in the report, not raised."""
     target = resolve_target(target)
     with progress("auditing and folding batch norms"):
-        reference, checks, warnings = _audit(model, options)
+        checked = check_model(model, options.epsilon, options.epsilon_config, align=options.align_epsilon)
+        reference = checked.module
         folded = fold_batch_norms(reference)
     with progress("deciding layouts"):
         laid_out = decide_layout(folded, target)
@@ -138,7 +135,7 @@ def compile_model(
         model=model.name,
         target=str(target),
         inputs=tuple(str(spec) for spec in model.inputs),
-        epsilon=checks,
+        epsilon=checked.epsilon,
         folds=records["FoldBatchNorm"].details,
         not_folded=_declined(records["FoldBatchNorm"].decisions),
         chains=tuple(
@@ -152,41 +149,12 @@ def compile_model(
         latency=latency,
         notes=notes,
         scale_shifts=records["FoldScaleShift"].details,
-        warnings=warnings,
+        warnings=checked.warnings,
     )
     return Compiled(fused, pair.fused.library, pair.fused.cuda_source, report)
 
 
 # --- steps -----------------------------------------------------------------------------------
-
-
-def _audit(model: RelayModel, options: Options) -> tuple[Any, tuple[EpsilonCheck, ...], tuple[Reason, ...]]:
-    """Check epsilons and statistics before anything is changed.
-
-    Returns:
-        The reference module (with epsilons aligned, when that was asked for), the checks and the warnings.
-    """
-    reference = align_epsilon(
-        model.module,
-        model.epsilon,
-        options.epsilon,
-        align=options.align_epsilon,
-        config=options.epsilon_config,
-    )
-    problems: list[Reason] = []
-    warnings: list[Reason] = []
-
-    def audit(read: ReadFunction) -> Any:
-        for node in read.graph.of_kind(Kind.BATCH_NORM):
-            bn = read_batch_norm(read.graph, node)
-            problems.extend(() if isinstance(bn, Reason) else audit_channels(bn))
-        warnings.extend(collect_warnings(read.graph))
-        return read.function
-
-    rewrite_functions(reference, audit)
-    if problems:
-        raise refusal("problem(s) in the numbers of batch norms", problems)
-    return reference, last_report()["AlignEpsilon"].details, tuple(warnings)
 
 
 def _declined(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:

@@ -28,23 +28,122 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tvm-fuse {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    _add_run(commands)
-    _add_doctor(commands)
+    for add in (_add_run, _add_fold, _add_manifest, _add_verify, _add_doctor):
+        add(commands)
+    return parser
+
+
+def _add_command(commands: Any, name: str, *, summary: str, description: str) -> Any:
+    parser = commands.add_parser(
+        name,
+        help=summary,
+        description=description,
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
+    parser.set_defaults(run=_lazily(name))
     return parser
 
 
 def _add_run(commands: Any) -> None:
-    parser = commands.add_parser(
+    parser = _add_command(
+        commands,
         "run",
-        help="fold, fuse, build and check a model, and show what it bought",
+        summary="fold, fuse, build and check a model, and show what it bought",
         description="Import a model, fold its batch norms, fuse its chains, build it with relay.build,\n"
         "compare it with the unfused model, and show what the fusion bought.",
-        epilog=_EXIT_CODES,
-        formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+    _add_model(parser)
     parser.add_argument(
-        "model", type=Path, metavar="MODEL", help="ONNX file, or Relay text (.relay) or JSON (.json)"
+        "--target",
+        default="llvm",
+        help="llvm (this machine's CPU, the default), cuda, or any TVM target string",
     )
+    _add_epsilon(parser)
+    _add_parity(parser)
+    parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
+    _add_json(parser)
+    parser.add_argument(
+        "--output",
+        type=Path,
+        metavar="DIR",
+        help="write report.json, and model.so or kernels.cu, into this folder "
+        "(default for CUDA without a GPU: MODEL-cuda in the current folder)",
+    )
+
+
+def _add_fold(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "fold",
+        summary="fold a model's batch norms and save it",
+        description="Fold the batch norms of a model into its weights and save it, with a manifest of\n"
+        "what was folded. An ONNX file becomes an ONNX file without TVM.",
+    )
+    _add_model(parser)
+    parser.add_argument(
+        "-o",
+        "--output",
+        type=Path,
+        required=True,
+        metavar="OUT",
+        help="OUT.onnx, or a folder for a Relay module and its parameters",
+    )
+    _add_epsilon(parser)
+    _add_json(parser)
+
+
+def _add_manifest(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "manifest",
+        summary="show what was folded into a saved model",
+        description="Show the manifest of a model that `tvm-fuse fold` saved.",
+    )
+    parser.add_argument("model", type=Path, metavar="FILE", help="folded ONNX file or folder")
+    _add_json(parser)
+
+
+def _add_verify(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "verify",
+        summary="check a folded model against its source",
+        description="Recompute every hash of a folded model's manifest, fold the source again, and compare\n"
+        "the outputs of both models.",
+    )
+    parser.add_argument("folded", type=Path, metavar="FILE", help="folded ONNX file or folder")
+    parser.add_argument(
+        "--source", type=Path, required=True, metavar="MODEL", help="the model that it was made from"
+    )
+    _add_shapes(parser)
+    _add_parity(parser)
+    _add_json(parser)
+
+
+def _add_doctor(commands: Any) -> None:
+    _add_command(
+        commands,
+        "doctor",
+        summary="tell what is installed and what is missing",
+        description="Tell what is there and what is missing.",
+    )
+
+
+# --- options that commands share -------------------------------------------------------------
+
+
+def _add_model(parser: Any) -> None:
+    parser.add_argument(
+        "model",
+        type=Path,
+        metavar="MODEL",
+        help="ONNX file, Relay text (.relay) or JSON (.json), or a folder that `tvm-fuse fold` wrote",
+    )
+    _add_shapes(parser)
+
+
+def _add_shapes(parser: Any) -> None:
     parser.add_argument(
         "--params", type=Path, metavar="FILE", help="parameters of a Relay module (save_param_dict)"
     )
@@ -56,11 +155,9 @@ def _add_run(commands: Any) -> None:
         metavar="NAME=1x3x224x224",
         help="whole shape of an input with dynamic dimensions; may be repeated",
     )
-    parser.add_argument(
-        "--target",
-        default="llvm",
-        help="llvm (this machine's CPU, the default), cuda, or any TVM target string",
-    )
+
+
+def _add_epsilon(parser: Any) -> None:
     parser.add_argument(
         "--epsilon",
         type=_argument(_parse_epsilon),
@@ -79,18 +176,16 @@ def _add_run(commands: Any) -> None:
     parser.add_argument(
         "--align-epsilon", action="store_true", help="use the expected epsilon where the graph's differs"
     )
-    parser.add_argument(
-        "--atol",
-        type=_argument(_parse_tolerance),
-        metavar="X",
-        help="absolute tolerance of parity, for all outputs (default: 1e-5 for float32)",
-    )
-    parser.add_argument(
-        "--rtol",
-        type=_argument(_parse_tolerance),
-        metavar="X",
-        help="relative tolerance of parity, for all outputs (default: 1e-5 for float32)",
-    )
+
+
+def _add_parity(parser: Any) -> None:
+    for name, kind in (("--atol", "absolute"), ("--rtol", "relative")):
+        parser.add_argument(
+            name,
+            type=_argument(_parse_tolerance),
+            metavar="X",
+            help=f"{kind} tolerance of parity, for all outputs (default: 1e-5 for float32)",
+        )
     parser.add_argument(
         "--seed",
         type=_argument(_parse_seed),
@@ -98,25 +193,10 @@ def _add_run(commands: Any) -> None:
         metavar="N",
         help="seed of the parity inputs (default: 0)",
     )
-    parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
-    parser.add_argument("--json", action="store_true", help="print the report as JSON on standard output")
-    parser.add_argument(
-        "--output",
-        type=Path,
-        metavar="DIR",
-        help="write report.json, and model.so or kernels.cu, into this folder "
-        "(default for CUDA without a GPU: MODEL-cuda in the current folder)",
-    )
-    parser.set_defaults(run=_lazily("run"))
 
 
-def _add_doctor(commands: Any) -> None:
-    parser = commands.add_parser(
-        "doctor",
-        help="tell what is installed and what is missing",
-        description="Tell what is there and what is missing.",
-    )
-    parser.set_defaults(run=_lazily("doctor"))
+def _add_json(parser: Any) -> None:
+    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
 
 
 def _lazily(command: str) -> Callable[[argparse.Namespace], int]:

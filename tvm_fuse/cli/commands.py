@@ -17,7 +17,7 @@ from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, Us
 from tvm_fuse.core.parity import TOLERANCES, Tolerance
 from tvm_fuse.epsilon_config import read_epsilon_config
 
-__all__ = ["run_doctor", "run_run"]
+__all__ = ["run_doctor", "run_fold", "run_manifest", "run_run", "run_verify"]
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -33,13 +33,14 @@ def run_run(args: argparse.Namespace) -> int:
     """The main job on one model file."""
     shapes = to_mapping(args.shape, "--shape")
     epsilon = to_mapping(args.epsilon, "--epsilon")
-    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
+    config = _epsilon_config(args)
     if args.output is not None:
         _check_folder(args.output)
     with show_progress("loading TVM"):
         from tvm_fuse import pipeline
         from tvm_fuse.relay.load import load_model
-        from tvm_fuse.report import render, to_json
+        from tvm_fuse.render import render
+        from tvm_fuse.report import to_json
     options = pipeline.Options(
         epsilon=epsilon,
         epsilon_config=config,
@@ -64,6 +65,62 @@ def run_run(args: argparse.Namespace) -> int:
             print(f"wrote {file}", file=people)
     parity = compiled.report.parity
     return ParityFailed.exit_code if parity is not None and not parity.passed else 0
+
+
+def run_fold(args: argparse.Namespace) -> int:
+    """Fold a model and save it."""
+    from tvm_fuse.folding import FoldOptions, fold_file
+    from tvm_fuse.render import render_fold
+    from tvm_fuse.report import to_json
+
+    options = FoldOptions(
+        epsilon=to_mapping(args.epsilon, "--epsilon"),
+        epsilon_config=_epsilon_config(args),
+        align_epsilon=args.align_epsilon,
+        shapes=to_mapping(args.shape, "--shape"),
+        params=args.params,
+    )
+    report = fold_file(args.model, args.output, options, show_progress)
+    people = sys.stderr if args.json else sys.stdout
+    print(render_fold(report), file=people)
+    if args.json:
+        print(to_json(report))
+    print(f"wrote {args.output}", file=people)
+    return 0
+
+
+def run_manifest(args: argparse.Namespace) -> int:
+    """Show what was folded into a saved model."""
+    from tvm_fuse.core.manifest import to_json
+    from tvm_fuse.render import render_manifest
+    from tvm_fuse.verify import read_manifest
+
+    manifest = read_manifest(args.model)
+    print(to_json(manifest) if args.json else render_manifest(manifest))
+    return 0
+
+
+def run_verify(args: argparse.Namespace) -> int:
+    """Check a folded model against its source; exit code 1 when something does not hold."""
+    from tvm_fuse.render import render_verification
+    from tvm_fuse.report import to_json
+    from tvm_fuse.verify import verify
+
+    with show_progress("verifying"):
+        outcome = verify(
+            args.folded,
+            args.source,
+            shapes=to_mapping(args.shape, "--shape"),
+            params=args.params,
+            tolerance=_tolerance(args),
+            seed=args.seed,
+        )
+    print(to_json(outcome) if args.json else render_verification(outcome))
+    return 0 if outcome.passed else ParityFailed.exit_code
+
+
+def _epsilon_config(args: argparse.Namespace) -> EpsilonConfig:
+    return read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
 
 
 def _tolerance(args: argparse.Namespace) -> Tolerance | None:

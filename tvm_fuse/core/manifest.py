@@ -84,9 +84,10 @@ class FoldedRun:
 
 @dataclass(frozen=True)
 class LeftAlone:
-    """A batch norm that was not folded, and the code of the reason."""
+    """A batch norm that was not folded: its epsilon, and the reason with its code."""
 
     name: str
+    epsilon: float | None
     code: str
     reason: str
 
@@ -110,6 +111,12 @@ class Manifest:
     scale_shifts: tuple[FoldedRun, ...]
     left_alone: tuple[LeftAlone, ...]
     outputs: tuple[str, ...] = ()
+
+    @property
+    def epsilon(self) -> dict[str, float]:
+        """Name of each batch norm of the source -> the epsilon that it was taken to have."""
+        left = {norm.name: norm.epsilon for norm in self.left_alone if norm.epsilon is not None}
+        return {**{norm.name: norm.epsilon for norm in self.batch_norms}, **left}
 
     @property
     def weights(self) -> dict[str, tuple[str, str]]:
@@ -141,7 +148,8 @@ def make_manifest(
     outputs: Iterable[str],
 ) -> Manifest:
     """Collect a manifest from what folding reported."""
-    origins = {check.name: check.origin.value for check in epsilon}
+    checks = {check.name: check for check in epsilon}
+    origins = {name: check.origin.value for name, check in checks.items()}
     norms = tuple(
         FoldedNorm(
             fold.name,
@@ -155,7 +163,9 @@ def make_manifest(
         for fold in folds
     )
     alone = tuple(
-        LeftAlone(decision.at, decision.reason.code.value, str(decision.reason))
+        LeftAlone(
+            decision.at, _used(checks.get(decision.at)), decision.reason.code.value, str(decision.reason)
+        )
         for decision in left
         if decision.reason is not None
     )
@@ -167,6 +177,10 @@ def make_manifest(
         alone,
         tuple(outputs),
     )
+
+
+def _used(check: EpsilonCheck | None) -> float | None:
+    return None if check is None else check.used
 
 
 def hash_files(paths: Iterable[Path]) -> str:

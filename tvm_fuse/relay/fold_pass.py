@@ -18,19 +18,13 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
+from tvm_fuse.core.audit import audit_graph, compare_epsilons, mismatch
 from tvm_fuse.core.edit import LayerEdit
-from tvm_fuse.core.epsilon import (
-    EpsilonCheck,
-    EpsilonConfig,
-    ExpectedEpsilon,
-    check_epsilon,
-    measure_impact,
-    resolve_expected,
-)
+from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonConfig, ExpectedEpsilon, resolve_expected
 from tvm_fuse.core.errors import ModelError
-from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds, read_batch_norm
+from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
 from tvm_fuse.core.graph import Graph, Kind, Node
-from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined, refusal
+from tvm_fuse.core.reason import Decision, Reason, applied, declined, refusal
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
@@ -55,6 +49,7 @@ def fold_batch_norms(module: Any) -> Any:
         ``last_report()["FoldScaleShift"]`` about other scales and shifts after a layer.
     """
     module = fold_constants(_name_batch_norms(module))
+    warnings = _collect_warnings(module)
     norms, pieces = _Outcome(), _Outcome()
     for _ in range(_MAX_ROUNDS):
         module, folded = _fold_round(module, plan_folds, norms)
@@ -63,10 +58,21 @@ def fold_batch_norms(module: Any) -> Any:
             break
     left = sum(decision.rule == RULE for decision in norms.open)
     summary = f"{len(norms.records)} of {len(norms.records) + left} batch norms folded"
-    record(norms.as_record("FoldBatchNorm", summary))
+    record(replace(norms.as_record("FoldBatchNorm", summary), warnings=warnings))
     summary = f"{len(pieces.records)} other scales and shifts folded"
     record(pieces.as_record("FoldScaleShift", summary))
     return module
+
+
+def _collect_warnings(module: Any) -> tuple[Reason, ...]:
+    warnings: list[Reason] = []
+
+    def collect(read: ReadFunction) -> Any:
+        warnings.extend(audit_graph(read.graph).warnings)
+        return read.function
+
+    rewrite_functions(module, collect)
+    return tuple(warnings)
 
 
 @dataclass
@@ -175,17 +181,16 @@ def align_epsilon(
 
     def rewrite(read: ReadFunction) -> Any:
         replacements: dict[int, Replacement] = {}
-        for node in read.graph.of_kind(Kind.BATCH_NORM):
-            check = check_epsilon(str(node), node.attrs.epsilon, expected.get(str(node)), align=align)
-            check = _with_impact(read.graph, node, check)
+        for node, check in compare_epsilons(read.graph, expected, align=align).items():
             checks.append(check)
             if check.matches:
                 continue
             if not align:
-                decisions.append(declined("align-epsilon", str(node), _mismatch(check)))
+                decisions.append(declined("align-epsilon", check.name, mismatch(check)))
                 continue
-            decisions.append(applied("align-epsilon", str(node), f"{check.in_graph:.9g} -> {check.used:.9g}"))
-            replacements[node.id] = _with_epsilon(read, node, check.used)
+            detail = f"{check.in_graph:.9g} -> {check.used:.9g}"
+            decisions.append(applied("align-epsilon", check.name, detail))
+            replacements[node] = _with_epsilon(read, read.graph.nodes[node], check.used)
         return rebuild_function(read, replacements)
 
     module, changed = rewrite_functions(module, rewrite)
@@ -206,21 +211,6 @@ def _batch_norm_names(module: Any) -> tuple[str, ...]:
 
     rewrite_functions(module, collect)
     return tuple(names)
-
-
-def _with_impact(graph: Graph, node: Node, check: EpsilonCheck) -> EpsilonCheck:
-    bn = read_batch_norm(graph, node)
-    if check.matches or isinstance(bn, Reason):
-        return check
-    return replace(check, impact=measure_impact(bn.gamma, bn.variance, check.in_graph, check.expected))
-
-
-def _mismatch(check: EpsilonCheck) -> Reason:
-    wanted = f"epsilon {check.expected:.9g} ({check.origin.value})"
-    got = f"{check.in_graph:.9g} in the graph"
-    if check.impact is not None:
-        got += f"; {check.impact}"
-    return Reason(Code.BN_EPSILON_MISMATCH, check.name, wanted, got)
 
 
 def _with_epsilon(read: ReadFunction, node: Node, epsilon: float) -> Replacement:

@@ -12,11 +12,12 @@ from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.core.manifest import from_json
+from tvm_fuse.onnx.manifest import external_files
 from tvm_fuse.onnx.read import fix_shapes, read_onnx
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.save import FILES
 
-__all__ = ["RelayModel", "load_model", "model_from_module"]
+__all__ = ["RelayModel", "load_model", "model_files", "model_from_module"]
 
 _NO_BRANCHES = "export the model without branches and loops: they are not supported yet"
 
@@ -67,6 +68,15 @@ def load_model(
     if params is not None:
         raise UsageError("--params is for Relay modules; an ONNX model has its parameters inside")
     return _import_onnx(path, shapes)
+
+
+def model_files(path: Path, params: Path | None = None) -> list[Path]:
+    """All files that ``load_model`` reads for a model, in order."""
+    if path.is_dir():
+        return [path / name for name in FILES[:2]]
+    if path.suffix.lower() == ".onnx":
+        return [path, *external_files(path)]
+    return [path, *([params] if params is not None else [])]
 
 
 def _import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> RelayModel:

@@ -11,13 +11,13 @@ arrays beside it, read from the model once and written once.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import onnx
-from onnx import numpy_helper
+from onnx import helper, numpy_helper
 
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import Array
@@ -29,7 +29,9 @@ __all__ = [
     "copy_fields",
     "dtype_name",
     "make_header",
+    "opset_version",
     "put_together",
+    "replace_nodes",
     "take_apart",
     "tensor_array",
     "tensor_header",
@@ -48,6 +50,8 @@ _DATA_FIELDS = frozenset(
     "raw_data float_data int32_data string_data int64_data double_data uint64_data "
     "data_location external_data".split()
 )
+
+_IR_WITHOUT_LISTED_CONSTANTS = 4  # IR version from which an initializer need not be an input as well
 
 
 @dataclass(frozen=True)
@@ -93,6 +97,37 @@ def put_together(parts: Parts) -> Any:
         InternalError: An array does not fit its tensor.
     """
     return _map_tensors(parts.structure, lambda name, tensor: _fill(name, tensor, parts.arrays))
+
+
+def replace_nodes(
+    parts: Parts, nodes: Iterable[Any], headers: Sequence[Any], arrays: Mapping[str, Array]
+) -> Parts:
+    """A model with other nodes, and more constants beside its own.
+
+    Args:
+        parts: The model; it is not changed.
+        nodes: ``onnx.NodeProto`` messages in topological order.
+        headers: The tensors of the new constants, without their data.
+        arrays: Their numbers.
+    """
+    structure = onnx.ModelProto()
+    copy_fields(parts.structure, structure, {"graph"})
+    graph = structure.graph
+    copy_fields(parts.structure.graph, graph, {"node"})
+    graph.node.extend(nodes)
+    graph.initializer.extend(headers)
+    if structure.ir_version < _IR_WITHOUT_LISTED_CONSTANTS:
+        graph.input.extend(
+            helper.make_tensor_value_info(header.name, header.data_type, header.dims) for header in headers
+        )
+    return Parts(structure, {**parts.arrays, **arrays})
+
+
+def opset_version(structure: Any) -> int:
+    """Version of a model's default operator set, 0 when it has none."""
+    return max(
+        (entry.version for entry in structure.opset_import if entry.domain in DEFAULT_DOMAINS), default=0
+    )
 
 
 def copy_fields(source: Any, target: Any, without: Iterable[str] = ()) -> None:

@@ -25,14 +25,12 @@ from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import ANCHOR_KINDS, Array, Kind, Node
 from tvm_fuse.onnx.graph import OnnxGraph
 from tvm_fuse.onnx.names import Names, plan_renaming
-from tvm_fuse.onnx.parts import Parts, copy_fields, make_header
+from tvm_fuse.onnx.parts import Parts, make_header, opset_version, replace_nodes
 from tvm_fuse.onnx.prune import remove_dead, verify
-from tvm_fuse.onnx.read import DEFAULT_DOMAINS
 
 __all__ = ["apply_edits"]
 
 _GEMM_BIAS_OPTIONAL = 11  # opset from which Gemm needs no C
-_IR_WITHOUT_LISTED_CONSTANTS = 4  # IR version from which an initializer need not be an input as well
 
 
 def apply_edits(read: OnnxGraph, edits: Sequence[Edit]) -> Parts:
@@ -130,19 +128,8 @@ class _Writer:
 
     def finish(self) -> Parts:
         """The new model, with what is dead still in it."""
-        structure = onnx.ModelProto()
-        source = self.read.parts.structure
-        copy_fields(source, structure, {"graph"})
-        copy_fields(source.graph, structure.graph, {"node"})
-        structure.graph.initializer.extend(self.headers)
-        if structure.ir_version < _IR_WITHOUT_LISTED_CONSTANTS:
-            structure.graph.input.extend(
-                helper.make_tensor_value_info(header.name, header.data_type, header.dims)
-                for header in self.headers
-            )
         renaming = plan_renaming(self.read, self.aliases, self.names)
-        structure.graph.node.extend(renaming.apply(self.nodes))
-        return Parts(structure, {**self.read.parts.arrays, **self.arrays})
+        return replace_nodes(self.read.parts, renaming.apply(self.nodes), self.headers, self.arrays)
 
     # --- layers ------------------------------------------------------------------------------
 
@@ -208,7 +195,7 @@ class _Writer:
         del node.attribute[:], node.input[2:]
         node.attribute.extend(kept)
         shift = total.shift
-        if shift is None and self._opset() < _GEMM_BIAS_OPTIONAL:
+        if shift is None and opset_version(self.read.parts.structure) < _GEMM_BIAS_OPTIONAL:
             shift = np.zeros((1, 1))
         if shift is not None:
             node.input.append(self._add_bias(node, shift[0] if shift.shape[0] == 1 else shift, anchor))
@@ -240,7 +227,3 @@ class _Writer:
         self.headers.append(make_header(name, dtype, array.shape))
         self.arrays[name] = array
         return name
-
-    def _opset(self) -> int:
-        versions = self.read.parts.structure.opset_import
-        return max((entry.version for entry in versions if entry.domain in DEFAULT_DOMAINS), default=0)

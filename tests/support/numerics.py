@@ -31,6 +31,7 @@ __all__ = [
     "from_plain",
     "max_error",
     "normalize",
+    "per_channel",
     "to_plain",
 ]
 
@@ -160,6 +161,17 @@ def normalize(
         at = (slice(None),) * axis + (c,)
         y[at] = (x[at] - mean[c]) / np.sqrt(variance[c] + epsilon)
         y[at] = y[at] * (gamma[c] if scale else 1.0) + (beta[c] if center else 0.0)
+    return y
+
+
+def per_channel(x: np.ndarray, scale: np.ndarray, shift: np.ndarray, axes: Sequence[int]) -> np.ndarray:
+    """``x * scale + shift``, element by element; the channel is the number with ``axes`` as digits."""
+    y = np.array(x, np.float64)
+    for index in np.ndindex(*x.shape):
+        channel = 0
+        for axis in axes:
+            channel = channel * x.shape[axis] + index[axis]
+        y[index] = x[index] * scale[channel] + shift[channel]
     return y
 
 

@@ -24,7 +24,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
-from tvm_fuse.core.channelwise import AFFINE_KINDS, MOVE_KINDS, Affine, Axes, axes_before, read_step
+from tvm_fuse.core.channelwise import AFFINE_KINDS, MOVE_KINDS, Affine, Axes, before_move, read_step
 from tvm_fuse.core.edit import Edit, LayerEdit
 from tvm_fuse.core.graph import ANCHOR_KINDS, ConvAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Code, Reason
@@ -44,7 +44,7 @@ ACTIVATION_KINDS = frozenset(
     spelling.kind for record in ACTIVATIONS for spelling in record.spellings if isinstance(spelling, Apply)
 ) - {Kind.ADD, Kind.MULTIPLY, Kind.DIVIDE}
 
-_PASSED_KINDS = ANCHOR_KINDS | AFFINE_KINDS | MOVE_KINDS | {Kind.CONCATENATE}
+_PASSED_KINDS = ANCHOR_KINDS | AFFINE_KINDS | MOVE_KINDS | {Kind.CONCATENATE, Kind.TUPLE}
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,10 @@ def absorb_backward(
     Returns:
         New layers, with the operators between them and the value that disappear; or why not.
     """
-    way = _Way(graph.nodes[value], graph.nodes[reader], axes, affine)
+    return _absorb(graph, _Way(graph.nodes[value], graph.nodes[reader], axes, affine), source)
+
+
+def _absorb(graph: Graph, way: _Way, source: str) -> Absorbed | Reason:
     aliases: dict[int, int] = {}
     while True:
         node = way.value
@@ -107,12 +110,12 @@ def absorb_backward(
             has_bias = way.has_bias or bool(step.affine.shift.any())
             way = _Way(graph.nodes[step.value], node, way.axes, way.affine.after(step.affine), has_bias)
         elif node.kind in MOVE_KINDS:
-            above = axes_before(graph, node, way.axes)
+            above = before_move(graph, node, way.axes, way.affine)
             if above is None:
                 return _unsupported(source, f"{node}, which mixes channels")
-            way = _Way(graph.nodes[node.inputs[0]], node, above, way.affine, way.has_bias)
+            way = _Way(graph.nodes[node.inputs[0]], node, *above, way.has_bias)
         elif node.kind is Kind.CONCATENATE:
-            return _into_branches(graph, _concatenated(graph, way), source, aliases)
+            return _into_branches(graph, _concatenated(graph, way, source), source, aliases)
         elif node.kind is Kind.ADD and _joins_two_values(graph, node):
             return _into_branches(graph, _added(graph, way), source, aliases)
         else:
@@ -123,13 +126,13 @@ def absorb_backward(
 
 
 def _into_branches(
-    graph: Graph, ways: list[_Way] | None, source: str, aliases: Mapping[int, int]
+    graph: Graph, ways: list[_Way] | Reason, source: str, aliases: Mapping[int, int]
 ) -> Absorbed | Reason:
-    if ways is None:
-        return _unsupported(source, "a concatenation that cannot be split by channels")
+    if isinstance(ways, Reason):
+        return ways
     parts = []
     for way in ways:
-        part = absorb_backward(graph, way.value.id, way.reader.id, way.axes, way.affine, source)
+        part = _absorb(graph, way, source)
         if isinstance(part, Reason):
             return part
         parts.append(part)
@@ -137,23 +140,27 @@ def _into_branches(
     return Absorbed(layers, {**aliases, **{k: v for part in parts for k, v in part.aliases.items()}})
 
 
-def _concatenated(graph: Graph, way: _Way) -> list[_Way] | None:
+def _concatenated(graph: Graph, way: _Way, source: str) -> list[_Way] | Reason:
     """Each part with its share of the map."""
     parts = graph.nodes[way.value.inputs[0]]
-    if parts.kind is not Kind.TUPLE or len(graph.readers(parts.id)) > 1:
-        return None
+    reason = _only_reader(graph, parts, way.value, source)
+    if reason is not None:
+        return reason
+    unsplit = _unsupported(source, "a concatenation that cannot be split by channels")
+    if parts.kind is not Kind.TUPLE:
+        return unsplit
     if way.value.attrs.axis not in way.axes:
-        return [_Way(graph.nodes[part], parts, way.axes, way.affine) for part in parts.inputs]
+        return [_Way(graph.nodes[part], parts, way.axes, way.affine, way.has_bias) for part in parts.inputs]
     if len(way.axes) != 1:
-        return None
+        return unsplit
     ways, start = [], 0
     for part in parts.inputs:
         size = graph.nodes[part].output.shape[way.axes[0]]
         if not isinstance(size, int):
-            return None
+            return unsplit
         share = slice(start, start + size)
         affine = Affine(way.affine.scale[share], way.affine.shift[share])
-        ways.append(_Way(graph.nodes[part], parts, way.axes, affine))
+        ways.append(_Way(graph.nodes[part], parts, way.axes, affine, way.has_bias))
         start += size
     return ways
 
@@ -162,7 +169,10 @@ def _added(graph: Graph, way: _Way) -> list[_Way]:
     """Both operands scaled, the first one shifted."""
     first, second = (graph.nodes[source] for source in way.value.inputs)
     unshifted = Affine(way.affine.scale, np.zeros_like(way.affine.shift))
-    return [_Way(first, way.value, way.axes, way.affine), _Way(second, way.value, way.axes, unshifted)]
+    return [
+        _Way(first, way.value, way.axes, way.affine, way.has_bias),
+        _Way(second, way.value, way.axes, unshifted),
+    ]
 
 
 def _joins_two_values(graph: Graph, add: Node) -> bool:

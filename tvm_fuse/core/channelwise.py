@@ -9,13 +9,14 @@ An operator with a constant that holds one number a channel (or one for all) is 
 
 Shapes: a channel is one axis of a tensor, or an axis with its blocks (``NCHW4c``: axes 1 and 4, outer
 one first). A transpose, reshape, layout transform or cast does not mix channels where the channel
-axes of its operand and of its result correspond.
+axes of its operand and of its result correspond. A reshape that merges channels with other axes (a
+flatten) makes more, smaller channels: the map is repeated for each of them.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass, field
 from math import prod
 from typing import Callable
@@ -31,8 +32,10 @@ __all__ = [
     "MOVE_KINDS",
     "Affine",
     "Step",
+    "after_move",
     "axes_after",
     "axes_before",
+    "before_move",
     "channel_count",
     "read_step",
 ]
@@ -153,17 +156,66 @@ _RESHAPES = (Kind.RESHAPE, Kind.EXPAND_DIMS)
 MOVE_KINDS = frozenset({Kind.TRANSPOSE, Kind.LAYOUT_TRANSFORM, Kind.CAST, *_RESHAPES})
 
 
-def axes_before(graph: Graph, move: Node, axes: Axes) -> Axes | None:
-    """The channel axes of the operand of a move, from those of its result.
+def before_move(graph: Graph, move: Node, axes: Axes, affine: Affine) -> tuple[Axes, Affine] | None:
+    """A map of the operand of a move that does what a map of its result does.
 
     Args:
         graph: The graph.
         move: A node of ``MOVE_KINDS``.
-        axes: Axes of its result.
+        axes: The channel axes of its result.
+        affine: The map of its result.
 
     Returns:
-        The axes, or None when no axes of the operand correspond.
+        The channel axes of the operand and the map of it, or None when no axes of the operand correspond.
     """
+    return _move(graph, move, move.output.shape, axes, affine, axes_before)
+
+
+def after_move(graph: Graph, move: Node, axes: Axes, affine: Affine) -> tuple[Axes, Affine] | None:
+    """A map of the result of a move that does what a map of its operand does; see ``before_move``."""
+    return _move(graph, move, graph.nodes[move.inputs[0]].output.shape, axes, affine, axes_after)
+
+
+def _move(
+    graph: Graph,
+    move: Node,
+    shape: tuple[Dim, ...],
+    axes: Axes,
+    affine: Affine,
+    corresponding: Callable[[Graph, Node, Axes], Axes | None],
+) -> tuple[Axes, Affine] | None:
+    for wider in _wider(shape, axes) if move.kind in _RESHAPES else (axes,):
+        found = corresponding(graph, move, wider)
+        if found is not None:
+            return found, _repeat(affine, shape, axes, wider)
+    return None
+
+
+def _wider(shape: tuple[Dim, ...], axes: Axes) -> Iterator[Axes]:
+    """The axes, then the axes with neighbours of static size, few neighbours first."""
+    yield axes
+    start, stop = axes[0], axes[-1] + 1
+    for count in range(stop - start, len(shape) + 1):
+        for first in range(max(0, stop - count), min(start, len(shape) - count) + 1):
+            wider = tuple(range(first, first + count))
+            if wider != axes and channel_count(shape, wider) is not None:
+                yield wider
+
+
+def _repeat(affine: Affine, shape: tuple[Dim, ...], axes: Axes, wider: Axes) -> Affine:
+    """A map over some axes as a map over more axes."""
+    if axes == wider:
+        return affine
+    own = [int(shape[axis]) if axis in axes else 1 for axis in wider]
+    full = [int(shape[axis]) for axis in wider]
+    scale, shift = (
+        np.broadcast_to(vector.reshape(own), full).reshape(-1) for vector in (affine.scale, affine.shift)
+    )
+    return Affine(scale, shift)
+
+
+def axes_before(graph: Graph, move: Node, axes: Axes) -> Axes | None:
+    """The channel axes of the operand of a move that correspond to those of its result, if any do."""
     operand = graph.nodes[move.inputs[0]].output
     if move.kind is Kind.CAST:
         return axes if operand.dtype in FLOATS and move.output.dtype in FLOATS else None
@@ -175,15 +227,25 @@ def axes_before(graph: Graph, move: Node, axes: Axes) -> Axes | None:
 
 
 def axes_after(graph: Graph, move: Node, axes: Axes) -> Axes | None:
-    """The channel axes of the result of a move, from those of its operand; see ``axes_before``."""
+    """The channel axes of the result of a move that correspond to those of its operand, if any do.
+
+    None for a cast to a narrower dtype as well: ``x - mean`` may fit where ``x`` does not.
+    """
     operand = graph.nodes[move.inputs[0]].output
     if move.kind is Kind.CAST:
-        return axes if operand.dtype in FLOATS and move.output.dtype in FLOATS else None
+        return axes if _holds_all_of(move.output.dtype, operand.dtype) else None
     if move.kind is Kind.TRANSPOSE:
         return _ascending(tuple(move.attrs.axes.index(axis) for axis in axes))
     if move.kind is Kind.LAYOUT_TRANSFORM:
         return _relayout(move.attrs.source, move.attrs.target, axes)
     return _reshaped(operand.shape, move.output.shape, axes)
+
+
+def _holds_all_of(wide: str, narrow: str) -> bool:
+    """Whether a dtype holds every number of another one."""
+    if wide not in FLOATS or narrow not in FLOATS:
+        return False
+    return FLOATS[wide].roundoff <= FLOATS[narrow].roundoff and FLOATS[wide].largest >= FLOATS[narrow].largest
 
 
 def _ascending(axes: Axes) -> Axes | None:
@@ -195,19 +257,23 @@ def _relayout(source: str, target: str, axes: Axes) -> Axes | None:
 
 
 def _reshaped(source: tuple[Dim, ...], target: tuple[Dim, ...], axes: Axes) -> Axes | None:
-    """The axes of ``target`` with the same elements before, in and after them as ``axes`` of ``source``."""
+    """The axes of ``target`` with the same elements before, in and after them as ``axes`` of ``source``.
+
+    The fewest such axes, so that no axis of size 1 is among them without need; of several, the same axes.
+    """
     start, stop = axes[0], axes[-1] + 1
     if axes != tuple(range(start, stop)):
         return None
     wanted = _signature(source[:start]), _signature(source[start:stop]), _signature(source[stop:])
     if channel_count(source, axes) is None:
         return None
-    for first in range(len(target)):
-        for last in range(first + 1, len(target) + 1):
-            got = _signature(target[:first]), _signature(target[first:last]), _signature(target[last:])
-            if got == wanted:
-                return tuple(range(first, last))
-    return None
+    found = [
+        tuple(range(first, last))
+        for first in range(len(target))
+        for last in range(first + 1, len(target) + 1)
+        if (_signature(target[:first]), _signature(target[first:last]), _signature(target[last:])) == wanted
+    ]
+    return min(found, key=lambda places: (len(places), places != axes), default=None)
 
 
 def _signature(dims: Iterable[Dim]) -> tuple[int, Counter[str]]:

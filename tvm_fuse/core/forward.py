@@ -28,11 +28,11 @@ from math import prod
 import numpy as np
 
 from tvm_fuse.core.backward import ACTIVATION_KINDS, Absorbed
-from tvm_fuse.core.channelwise import MOVE_KINDS, Affine, Axes, axes_after, read_step
+from tvm_fuse.core.channelwise import MOVE_KINDS, Affine, Axes, after_move, channel_count, read_step
 from tvm_fuse.core.dtypes import Array
 from tvm_fuse.core.edit import LayerEdit
-from tvm_fuse.core.graph import ANCHOR_KINDS, TRANSPOSED_KINDS, ConvAttrs, Graph, Kind, Node
-from tvm_fuse.core.layout import axis_index
+from tvm_fuse.core.graph import ANCHOR_KINDS, TRANSPOSED_KINDS, ConvAttrs, Dim, Graph, Kind, Node
+from tvm_fuse.core.layout import axis_index, transform
 from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.core.weights import (
     FoldedLayer,
@@ -108,8 +108,8 @@ def _further(graph: Graph, node: Node, way: _Way, aliases: dict[int, int]) -> _W
         aliases[node.id] = step.value
         return _Way(node.id, way.axes, step.affine.after(way.affine), way.is_padded)
     if node.kind in MOVE_KINDS:
-        below = axes_after(graph, node, way.axes)
-        return None if below is None else _Way(node.id, below, way.affine, way.is_padded)
+        below = after_move(graph, node, way.axes, way.affine)
+        return None if below is None else _Way(node.id, *below, way.is_padded)
     if node.kind is Kind.PAD and node.attrs.value == 0.0:
         widths = [node.attrs.widths[axis] for axis in way.axes]
         return _Way(node.id, way.axes, way.affine, True) if not any(map(any, widths)) else None
@@ -178,37 +178,42 @@ def _shift_of_output(graph: Graph, anchor: Node, shifted: Array, way: _Way, sour
         float64, of the rank of the output.
     """
     axes = output_axes(anchor)
-    channels = [anchor.output.shape[axis] for axis in axes or ()]
+    channels = None if axes is None else channel_count(anchor.output.shape, axes)
     if not way.affine.shift.any():
-        return bias_like_output(anchor, np.zeros(prod(int(size) for size in channels)))
+        return bias_like_output(anchor, np.zeros(channels or 1))
+    if channels is None:
+        got = f"{anchor.output} of {anchor}"
+        return Reason(Code.BN_AXIS_NOT_CHANNEL, source, "static output channels", got)
     if anchor.kind is Kind.BATCH_MATMUL:
         axes_of = [anchor.attrs.kernel_layout.index(letter) for letter in "BOI"]
         sums: Array = shifted.transpose(axes_of).sum(axis=2)
         return sums[:, None, :]
-    taps = _tap_sums(anchor, shifted)
-    is_plain = not way.is_padded and anchor.kind not in TRANSPOSED_KINDS
-    if taps is not None and is_plain and not any(getattr(anchor.attrs, "padding", ())):
-        return bias_like_output(anchor, taps.reshape(len(taps), -1).sum(axis=1))
-    sizes = _map_sizes(graph, anchor) if taps is not None and is_plain else None
-    if taps is None or sizes is None:
-        got = f"padding of {anchor}" if is_plain else f"{anchor}, whose border sees the shift less often"
-        return Reason(Code.BN_SHIFT_BEFORE_PADDING, source, "no padding after it", got)
+    wanted = "no padding after it"
+    if way.is_padded or anchor.kind in TRANSPOSED_KINDS:
+        got = f"{anchor}, whose border sees the shift less often"
+        return Reason(Code.BN_SHIFT_BEFORE_PADDING, source, wanted, got)
+    taps = _tap_sums(anchor, shifted, channels)
+    if not any(getattr(anchor.attrs, "padding", ())):
+        return bias_like_output(anchor, taps.reshape(channels, -1).sum(axis=1))
+    sizes = _map_sizes(graph, anchor, channels)
+    if sizes is None:
+        return Reason(Code.BN_SHIFT_BEFORE_PADDING, source, wanted, f"padding of {anchor}")
     return _border_map(anchor, taps, sizes)
 
 
-def _tap_sums(anchor: Node, shifted: Array) -> Array | None:
+def _tap_sums(anchor: Node, shifted: Array, channels: int) -> Array:
     """The shift's part of each output channel and tap: ``(O, taps...)``, the input channels summed."""
     layout = anchor.attrs.kernel_layout
-    axes = output_axes(anchor)
-    outer, inner = axis_index(layout, "O"), axis_index(layout, "I")
-    if outer is None or inner is None or axes is None:
-        return None
-    ordered: Array = np.moveaxis(shifted, (outer, inner), (0, 1))
-    channels = prod(int(anchor.output.shape[axis]) for axis in axes)
-    if ordered.shape[0] != channels:  # depthwise (C, multiplier): nothing to sum
-        return ordered.reshape(-1, *ordered.shape[2:])
-    sums: Array = ordered.sum(axis=1)
+    plain: Array = transform(shifted, layout, "OI" + _spatial(layout))
+    if plain.shape[0] != channels:  # depthwise (C, multiplier): nothing to sum
+        return plain.reshape(channels, *plain.shape[2:])
+    sums: Array = plain.sum(axis=1)
     return sums
+
+
+def _spatial(layout: str) -> str:
+    """The spatial axes of a layout, in the order of strides and padding."""
+    return "".join(letter for letter in "DHW" if letter in layout)
 
 
 @dataclass(frozen=True)
@@ -219,24 +224,25 @@ class _MapSizes:
     output: tuple[int, ...]
 
 
-def _map_sizes(graph: Graph, anchor: Node) -> _MapSizes | None:
-    """Sizes for a map over the output, when they are static, unblocked, and the map is small enough."""
+def _map_sizes(graph: Graph, anchor: Node, channels: int) -> _MapSizes | None:
+    """Sizes for a map over the output, when they are static and the map is small enough."""
     attrs: ConvAttrs = anchor.attrs
     data = graph.nodes[anchor.inputs[0]].output
-    spatial = [letter for letter in attrs.data_layout if letter in "DHW"]
-    if not attrs.data_layout.isalpha() or not attrs.out_layout.isalpha():
+    if not data.is_static or not anchor.output.is_static:
         return None
-    data_sizes = [data.shape[attrs.data_layout.index(letter)] for letter in spatial]
-    sizes = [anchor.output.shape[attrs.out_layout.index(letter)] for letter in spatial]
-    channels = anchor.output.shape[attrs.out_layout.index("C")]
-    static = [size for size in (*data_sizes, *sizes) if isinstance(size, int)]
-    elements = [size for size in data.shape if isinstance(size, int)]
-    if len(static) != 2 * len(spatial) or len(elements) != len(data.shape) or not isinstance(channels, int):
+    data_sizes = _spatial_sizes(attrs.data_layout, data.shape)
+    output_sizes = _spatial_sizes(attrs.out_layout, anchor.output.shape)
+    if data_sizes is None or output_sizes is None:
         return None
-    data_static, output_static = tuple(static[: len(spatial)]), tuple(static[len(spatial) :])
-    if prod(output_static) * channels > _LARGEST_MAP * prod(elements):
-        return None
-    return _MapSizes(data_static, output_static)
+    is_small = prod(output_sizes) * channels <= _LARGEST_MAP * prod(int(size) for size in data.shape)
+    return _MapSizes(data_sizes, output_sizes) if is_small else None
+
+
+def _spatial_sizes(layout: str, shape: tuple[Dim, ...]) -> tuple[int, ...] | None:
+    """Sizes of the spatial axes, or None when one is split in blocks."""
+    places = [axis_index(layout, letter) for letter in _spatial(layout)]
+    sizes = [int(shape[place]) for place in places if place is not None]
+    return tuple(sizes) if len(sizes) == len(places) else None
 
 
 def _border_map(anchor: Node, taps: Array, sizes: _MapSizes) -> Array:
@@ -260,5 +266,4 @@ def _border_map(anchor: Node, taps: Array, sizes: _MapSizes) -> Array:
         inside = ((position >= 0) & (position < sizes.data[axis])).astype(np.float64)
         # Sums over the taps of this axis; its positions go last, so the axes come round in order.
         result = np.tensordot(result, inside, axes=(1, 1))
-    plain = "NC" + "".join(letter for letter in attrs.out_layout if letter in "DHW")
-    return result[None].transpose([plain.index(letter) for letter in attrs.out_layout])
+    return transform(result[None], "NC" + _spatial(attrs.data_layout), attrs.out_layout)

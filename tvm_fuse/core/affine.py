@@ -29,7 +29,7 @@ import numpy as np
 from tvm_fuse.core.activations import match_activation
 from tvm_fuse.core.backward import absorb_backward
 from tvm_fuse.core.channelwise import AFFINE_KINDS, Affine, Axes, channel_count, read_step
-from tvm_fuse.core.edit import Edit
+from tvm_fuse.core.edit import Edit, choose_disjoint
 from tvm_fuse.core.forward import absorb_forward
 from tvm_fuse.core.graph import ANCHOR_KINDS, BiasAddAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Decision, Reason, applied, declined
@@ -84,44 +84,53 @@ def plan_affine_folds(graph: Graph) -> tuple[tuple[AffineRecord, ...], tuple[Dec
     """
     records: list[AffineRecord] = []
     decisions: list[Decision] = []
-    touched: set[int] = set()
-    for run in _find_runs(graph):
-        outcome = _fold_run(graph, run)
+    outcomes = {runs[0].nodes[0]: (runs[0], _fold_first(graph, runs)) for runs in _find_runs(graph)}
+    chosen = _choose({key: found for key, (_, found) in outcomes.items() if isinstance(found, _Found)})
+    for key, (run, found) in outcomes.items():
         start = graph.nodes[run.value]
-        if isinstance(outcome, Reason):
+        if isinstance(found, Reason):
             if start.kind in ANCHOR_KINDS:
-                decisions.append(declined(RULE, str(start), outcome))
-        elif touched.isdisjoint(outcome.edit.touched):
-            touched |= outcome.edit.touched
-            records.append(outcome)
-            decisions.append(applied(RULE, outcome.anchor_name, ", ".join(outcome.operators)))
+                decisions.append(declined(RULE, str(start), found))
+        elif key in chosen:
+            records.append(found.record)
+            detail = ", ".join(found.record.operators)
+            decisions.append(applied(RULE, found.record.anchor_name, detail))
     return tuple(records), tuple(decisions)
+
+
+def _choose(found: dict[int, _Found]) -> frozenset[int]:
+    """The runs to fold in this round; folding into layers before comes first, as for batch norms."""
+    ordered = sorted(found, key=lambda key: found[key].is_after)
+    return choose_disjoint({key: found[key].record.edit for key in ordered})
 
 
 # --- runs ------------------------------------------------------------------------------------
 
 
-def _find_runs(graph: Graph) -> Iterator[_Run]:
-    """The longest runs, each operator in one at most."""
+def _find_runs(graph: Graph) -> Iterator[list[_Run]]:
+    """The longest runs, each operator in one at most; each run once for all axes it may be read along."""
     taken: set[int] = set()
     for node in graph.nodes:
         if node.kind not in AFFINE_KINDS or node.id in taken:
             continue
-        run = _run_from(graph, node)
-        if run is not None:
-            taken.update(run.nodes)
-            if not _is_bias(graph, run):
-                yield run
+        runs = _runs_from(graph, node)
+        if runs:
+            taken.update(runs[0].nodes)
+            if not _is_bias(graph, runs[0]):
+                yield runs
 
 
-def _run_from(graph: Graph, first: Node) -> _Run | None:
-    """The longest run that starts with an operator."""
+def _runs_from(graph: Graph, first: Node) -> list[_Run]:
+    """The longest run that starts with an operator, along each of the axes that fit."""
     start = next((source for source in first.inputs if source not in graph.constants), None)
-    axes = None if start is None else _find_axes(graph, first, graph.nodes[start])
-    channels = None if axes is None else channel_count(first.output.shape, axes)
-    if start is None or axes is None or channels is None or match_activation(graph, start) is not None:
-        return None
-    run = _Run(start, (), axes, Affine.identity(channels))
+    if start is None or match_activation(graph, start) is not None:
+        return []
+    runs = [_run_along(graph, first, start, axes) for axes in _find_axes(graph, first, graph.nodes[start])]
+    return [run for run in runs if run.nodes]
+
+
+def _run_along(graph: Graph, first: Node, start: int, axes: Axes) -> _Run:
+    run = _Run(start, (), axes, Affine.identity(channel_count(first.output.shape, axes) or 0))
     operator: Node | None = first
     while operator is not None:
         step = read_step(graph, operator, axes)
@@ -129,7 +138,7 @@ def _run_from(graph: Graph, first: Node) -> _Run | None:
             break
         run = _Run(start, (*run.nodes, operator.id), axes, step.affine.after(run.affine))
         operator = _next_operator(graph, operator)
-    return run if run.nodes else None
+    return run
 
 
 def _next_operator(graph: Graph, node: Node) -> Node | None:
@@ -140,23 +149,27 @@ def _next_operator(graph: Graph, node: Node) -> Node | None:
     return graph.nodes[readers[0]]
 
 
-def _find_axes(graph: Graph, first: Node, value: Node) -> Axes | None:
-    """The channel axes of a run: the layer's, else the axis along which its constants have numbers."""
+def _find_axes(graph: Graph, first: Node, value: Node) -> list[Axes]:
+    """The channel axes of a run: the layer's, else the axis along which its constants have numbers.
+
+    A run of scalars has no axis of its own: any axis will do that is the channel of a layer.
+    """
     if value.kind in ANCHOR_KINDS:
-        return output_axes(value)
+        axes = output_axes(value)
+        return [] if axes is None else [axes]
     operator: Node | None = first
     while operator is not None and operator.kind in AFFINE_KINDS:
         if isinstance(operator.attrs, BiasAddAttrs):
-            return (operator.attrs.axis,)
+            return [(operator.attrs.axis,)]
         constant = next((graph.constants[s] for s in operator.inputs if s in graph.constants), None)
         rank = len(operator.output.shape)
         if constant is None or constant.ndim > rank:
             break
         wide = tuple(rank - constant.ndim + axis for axis, size in enumerate(constant.shape) if size != 1)
         if wide:
-            return wide if len(wide) == 1 else None
+            return [wide] if len(wide) == 1 else []
         operator = _next_operator(graph, operator)
-    return (1,) if len(value.output.shape) > 1 else None  # scalars only: any axis will do
+    return [(axis,) for axis in range(1, len(value.output.shape))]
 
 
 def _is_bias(graph: Graph, run: _Run) -> bool:
@@ -172,7 +185,24 @@ def _is_one_add(graph: Graph, run: _Run) -> bool:
 # --- construction ----------------------------------------------------------------------------
 
 
-def _fold_run(graph: Graph, run: _Run) -> AffineRecord | Reason:
+@dataclass(frozen=True)
+class _Found:
+    """A fold, and whether it goes into the layers after."""
+
+    record: AffineRecord
+    is_after: bool
+
+
+def _fold_first(graph: Graph, runs: list[_Run]) -> _Found | Reason:
+    """The first of some readings of a run that folds, or why the first one does not."""
+    outcomes = (_fold_run(graph, run) for run in runs)
+    first = next(outcomes)
+    if not isinstance(first, Reason):
+        return first
+    return next((outcome for outcome in outcomes if isinstance(outcome, _Found)), first)
+
+
+def _fold_run(graph: Graph, run: _Run) -> _Found | Reason:
     operators = tuple(graph.nodes[node].op for node in run.nodes)
     source = " and ".join(operators)
     aliases = dict(zip(run.nodes, (run.value, *run.nodes)))
@@ -182,9 +212,10 @@ def _fold_run(graph: Graph, run: _Run) -> AffineRecord | Reason:
         absorbed = absorb_forward(graph, run.nodes[-1:], run.axes, run.affine, source)
     if isinstance(absorbed, Reason):
         return before if isinstance(before, Reason) else absorbed
-    return AffineRecord(
+    record = AffineRecord(
         operators=operators,
         gain_max=float(np.abs(run.affine.scale).max()),
         layers=absorbed.folded,
         edit=absorbed.edit(aliases),
     )
+    return _Found(record, is_after=absorbed is not before)

@@ -19,7 +19,7 @@ from dataclasses import dataclass, field
 
 from tvm_fuse.core.graph import Array
 
-__all__ = ["Edit", "LayerEdit"]
+__all__ = ["Edit", "LayerEdit", "choose_disjoint"]
 
 
 @dataclass(frozen=True)
@@ -56,3 +56,21 @@ class Edit:
     def touched(self) -> frozenset[int]:
         """The nodes that this edit changes; two edits of one round must not share any."""
         return frozenset(layer.anchor for layer in self.layers) | frozenset(self.aliases)
+
+
+def choose_disjoint(edits: Mapping[int, Edit]) -> frozenset[int]:
+    """The edits that can be made in one round.
+
+    Args:
+        edits: Any key -> edit; those that come first take precedence.
+
+    Returns:
+        The keys of the edits that touch nothing that an earlier one touches.
+    """
+    touched: set[int] = set()
+    chosen = []
+    for key, edit in edits.items():
+        if touched.isdisjoint(edit.touched):
+            chosen.append(key)
+        touched |= edit.touched
+    return frozenset(chosen)

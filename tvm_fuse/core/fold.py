@@ -37,7 +37,7 @@ import numpy as np
 from tvm_fuse.core.backward import Absorbed, absorb_backward
 from tvm_fuse.core.channelwise import Affine
 from tvm_fuse.core.dtypes import Array
-from tvm_fuse.core.edit import Edit
+from tvm_fuse.core.edit import Edit, choose_disjoint
 from tvm_fuse.core.epsilon import check_epsilon_dtype
 from tvm_fuse.core.forward import absorb_forward
 from tvm_fuse.core.graph import BatchNormAttrs, Graph, Kind, Node
@@ -208,21 +208,29 @@ def plan_folds(graph: Graph) -> tuple[tuple[FoldRecord, ...], tuple[Decision, ..
     """
     records: list[FoldRecord] = []
     decisions: list[Decision] = []
-    touched: set[int] = set()
+    outcomes = {node.id: _fold_one(graph, node) for node in graph.of_kind(Kind.BATCH_NORM)}
+    chosen = _choose([outcome for outcome in outcomes.values() if isinstance(outcome, FoldRecord)])
     for node in graph.of_kind(Kind.BATCH_NORM, Kind.DATA_NORM):
-        if node.kind is Kind.DATA_NORM:
+        outcome = outcomes.get(node.id)
+        if outcome is None:
             reason = Reason(Code.NORMALIZATION_OF_DATA, str(node), "statistics that are constants", node.op)
             decisions.append(declined(DATA_NORM_RULE, str(node), reason))
-            continue
-        outcome = _fold_one(graph, node)
-        if isinstance(outcome, Reason):
+        elif isinstance(outcome, Reason):
             decisions.append(declined(RULE, str(node), outcome))
-        elif touched.isdisjoint(outcome.edit.touched):
-            touched |= outcome.edit.touched
+        elif node.id in chosen:
             records.append(outcome)
             detail = f"into {outcome.anchor_name}, epsilon {outcome.epsilon:.9g}"
             decisions.append(applied(RULE, str(node), detail))
     return tuple(records), tuple(decisions)
+
+
+def _choose(records: list[FoldRecord]) -> frozenset[int]:
+    """The batch norms to fold in this round; folding into layers before comes first.
+
+    A fold into a layer after may leave a map over its output there, past which nothing folds back.
+    """
+    ordered = sorted(records, key=lambda record: record.direction is Direction.AFTER)
+    return choose_disjoint({record.batch_norm: record.edit for record in ordered})
 
 
 def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:

@@ -40,6 +40,8 @@ def rebuild_function(read: ReadFunction, replacements: Mapping[int, Replacement]
         old = read.expressions[node.id]
         if node.id in replacements:
             rebuilt[node.id] = replacements[node.id](rebuilt.__getitem__)
+        elif all(rebuilt[source] is read.expressions[source] for source in node.inputs):
+            rebuilt[node.id] = old
         else:
             rebuilt[node.id] = rebuild_expression(old, [rebuilt[source] for source in node.inputs])
     function = read.function

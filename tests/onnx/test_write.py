@@ -339,6 +339,26 @@ def test_new_names_are_new():
     assert new == "W_folded_1"
 
 
+def test_a_weight_that_a_branch_reads_stays():
+    source = two_convs()
+    graphs = [
+        helper.make_graph(
+            [helper.make_node(op, ["W"], [op], name=op)], op, [],
+            [helper.make_tensor_value_info(op, TensorProto.FLOAT, (4, 3, 3, 3))],
+        )
+        for op in ("Relu", "Neg")
+    ]  # fmt: skip
+    branch = helper.make_node("If", ["c"], ["w"], name="if", then_branch=graphs[0], else_branch=graphs[1])
+    source.graph.node.append(branch)
+    source.graph.input.append(helper.make_tensor_value_info("c", TensorProto.BOOL, ()))
+    source.graph.output.append(helper.make_tensor_value_info("w", TensorProto.FLOAT, (4, 3, 3, 3)))
+    found = read(source)
+    model = write(found, doubled(found, "first"), doubled(found, "second"))
+    assert set(initializers(model)) == {"W", "W_folded", "W_folded_1", "B"}
+    feeds = {**image(), "c": np.array(False)}
+    assert np.array_equal(run(model, feeds)[2], -found.parts.arrays["W"])
+
+
 @pytest.mark.parametrize("op", ["Transpose", "Identity"])
 def test_a_weight_behind_a_move_is_replaced(op):
     b = Builder()

@@ -224,6 +224,7 @@ MOVES = {
     "not side by side": ((2, 2, 4, 3), (1, 3), lambda g, x: g.reshape(x, 2, 2, 12), None),
     "symbolic batch": (("n", 4, 4, 4), (1,), lambda g, x: g.reshape(x, "n", 4, 16), (1,)),
     "symbolic image": (("n", 4, "h", "w"), (1,), lambda g, x: g.reshape(x, "n", 4, "w", "h"), (1,)),
+    "unknown sizes": (("?", 4, "?"), (1,), lambda g, x: g.reshape(x, "?", 4, "?"), None),
     "symbols that differ": (("n", 4, "h"), (1,), lambda g, x: g.reshape(x, "h", 4, "n"), None),
     "symbolic channels": ((2, "c", 4), (1,), lambda g, x: g.reshape(x, 2, "c", 2, 2), None),
     "cast": ((2, 4), (1,), lambda g, x: g.cast(x, "float64"), (1,)),

@@ -260,9 +260,11 @@ def _reshaped(source: tuple[Dim, ...], target: tuple[Dim, ...], axes: Axes) -> A
     """The axes of ``target`` with the same elements before, in and after them as ``axes`` of ``source``.
 
     The fewest such axes, so that no axis of size 1 is among them without need; of several, the same axes.
+    None where one symbol occurs twice: front ends give all sizes that they do not know the same name.
     """
     start, stop = axes[0], axes[-1] + 1
-    if axes != tuple(range(start, stop)):
+    symbols = [dim for dim in source if isinstance(dim, str)]
+    if axes != tuple(range(start, stop)) or len(symbols) > len(set(symbols)):
         return None
     wanted = _signature(source[:start]), _signature(source[start:stop]), _signature(source[stop:])
     if channel_count(source, axes) is None:

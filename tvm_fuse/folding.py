@@ -27,9 +27,10 @@ from tvm_fuse.core.reason import Decision, Reason, refusal
 from tvm_fuse.onnx.epsilon import set_epsilons
 from tvm_fuse.onnx.fold import FoldedModel, fold_parts
 from tvm_fuse.onnx.graph import read_graph
+from tvm_fuse.onnx.load import load_onnx
 from tvm_fuse.onnx.manifest import external_files, with_manifest
 from tvm_fuse.onnx.parts import Parts, put_together, take_apart
-from tvm_fuse.onnx.read import OnnxModel, read_onnx
+from tvm_fuse.onnx.read import OnnxModel
 from tvm_fuse.onnx.save import save_onnx
 from tvm_fuse.report import FoldReport
 
@@ -95,7 +96,7 @@ def fold_file(
     if options.params is not None:
         raise UsageError("--params is for Relay modules; an ONNX model has its parameters inside")
     with progress("reading the model"):
-        model = read_onnx(path)
+        model = load_onnx(path)
     with progress("folding"):
         folded, report = fold_onnx_model(model, options)
     with progress("saving"):
@@ -113,7 +114,7 @@ def fold_onnx_model(model: OnnxModel, options: FoldOptions) -> tuple[FoldedModel
     """Check and fold an ONNX model; needs NumPy and onnx only.
 
     Args:
-        model: As ``read_onnx`` returns it.
+        model: As ``load_onnx`` returns it.
         options: See ``FoldOptions``.
 
     Returns:

@@ -24,9 +24,27 @@ from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
 from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.partition_pass import partition_chains
+from tvm_fuse.relay.recompose_pass import recompose_batch_norms
 from tvm_fuse.relay.target import resolve_target
 
-__all__ = ["AlignEpsilon", "DecideLayout", "FoldBatchNorm", "FuseChains", "PartitionChains"]
+__all__ = [
+    "AlignEpsilon",
+    "DecideLayout",
+    "FoldBatchNorm",
+    "FuseChains",
+    "PartitionChains",
+    "RecomposeBatchNorm",
+]
+
+
+def RecomposeBatchNorm() -> Any:  # noqa: N802
+    """Make batch norms of the operators that an exporter wrote for one, with the epsilon they hold.
+
+    Returns:
+        A TVM module pass. ``AlignEpsilon`` and ``FoldBatchNorm`` begin with it; alone it is for passes
+        of others. It wants parameters bound as constants, and not yet folded (by FoldConstant).
+    """
+    return _module_pass("RecomposeBatchNorm", recompose_batch_norms)
 
 
 def AlignEpsilon(epsilon: Mapping[str, float], *, align: bool = False) -> Any:  # noqa: N802

@@ -11,6 +11,7 @@ from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import Manifest, from_json, hash_files
 from tvm_fuse.core.parity import Tolerance, compare
 from tvm_fuse.folding import FoldOptions, fold_onnx_model
+from tvm_fuse.onnx.load import load_onnx
 from tvm_fuse.onnx.manifest import external_files, load_manifest
 from tvm_fuse.onnx.parts import Parts, take_apart
 from tvm_fuse.onnx.read import fix_shapes, read_onnx
@@ -74,7 +75,7 @@ def verify(
     if the_source.problem:
         return Verification(manifest, (the_source,), None, "nothing")
     folded = take_apart(read_onnx(path).proto)
-    model = read_onnx(source)
+    model = load_onnx(source)
     again, _ = fold_onnx_model(model, FoldOptions(epsilon=manifest.epsilon, align_epsilon=True))
     checks = (
         the_source,

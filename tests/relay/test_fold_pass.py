@@ -21,6 +21,7 @@ from tests.support.relay_graphs import (
 from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.reason import Code
 
+constant_pass = Lazy("tvm_fuse.relay.constant_pass")
 fold_pass = Lazy("tvm_fuse.relay.fold_pass")
 record = Lazy("tvm_fuse.relay.record")
 
@@ -284,7 +285,7 @@ def space_to_batch(net, x):
 
 
 def decomposed(spelling):
-    """B049: a batch norm in pieces folds as scale and shift; no batch norm is counted."""
+    """B049: a batch norm in pieces, its constants not yet evaluated."""
 
     def make(net, x):
         gamma, beta, mean, var = (relay.const(v.reshape(4, 1, 1)) for v in net.norm_values(4))
@@ -355,10 +356,14 @@ def test_b058_fold_that_overflows_float16():
 
 
 @pytest.mark.parametrize("spelling", ["rsqrt", "divide", "power"])
-def test_b049_norm_in_pieces_is_left_and_right(net, spelling):
+@pytest.mark.parametrize("evaluated", [False, True])
+def test_b049_norm_in_pieces_folds(net, spelling, evaluated):
+    """As a batch norm with its epsilon; as scale and shift where somebody has evaluated the constants."""
     module = net.module(*decomposed(spelling)(net, net.input("x", SHAPE)))
-    folded, records, codes = fold(module)
-    assert (records, codes) == ((), [])
+    given = constant_pass.fold_constants(module) if evaluated else module
+    folded, records, codes = fold(given)
+    assert ([r.epsilon for r in records], codes) == ([] if evaluated else [pytest.approx(1e-3)], [])
+    assert count_operators(folded) == {"nn.conv2d": 1, "add": 1}
     feed = feeds(module)
     np.testing.assert_allclose(run_unfused(folded, feed)[0], run_unfused(module, feed)[0], atol=1e-5, rtol=0)
 

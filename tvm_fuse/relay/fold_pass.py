@@ -20,7 +20,13 @@ from typing import Any, Callable
 from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
 from tvm_fuse.core.audit import audit_graph, compare_epsilons, mismatch
 from tvm_fuse.core.edit import LayerEdit
-from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonConfig, ExpectedEpsilon, resolve_expected
+from tvm_fuse.core.epsilon import (
+    EpsilonCheck,
+    EpsilonConfig,
+    EpsilonOrigin,
+    ExpectedEpsilon,
+    resolve_expected,
+)
 from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
 from tvm_fuse.core.graph import Graph, Kind, Node
@@ -29,7 +35,8 @@ from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import ReadFunction, source_name
-from tvm_fuse.relay.record import PassRecord, record
+from tvm_fuse.relay.recompose_pass import recompose_batch_norms
+from tvm_fuse.relay.record import PassRecord, last_report, record
 from tvm_fuse.relay.rewrite import Replacement, constant, rebuild_expression, rebuild_function, renamed
 
 __all__ = ["align_epsilon", "fold_batch_norms"]
@@ -46,9 +53,10 @@ def fold_batch_norms(module: Any) -> Any:
 
     Returns:
         The type-inferred module; ``last_report()["FoldBatchNorm"]`` tells about the batch norms,
-        ``last_report()["FoldScaleShift"]`` about other scales and shifts after a layer.
+        ``last_report()["FoldScaleShift"]`` about other scales and shifts after a layer. Batch norms written
+        as operators are recovered first (``recompose_batch_norms``).
     """
-    module = fold_constants(_name_batch_norms(module))
+    module = fold_constants(_name_batch_norms(recompose_batch_norms(module, again=True)))
     warnings = _collect_warnings(module)
     norms, pieces = _Outcome(), _Outcome()
     for _ in range(_MAX_ROUNDS):
@@ -160,14 +168,16 @@ def align_epsilon(
         config: The training config.
 
     Returns:
-        The type-inferred module; ``last_report()["AlignEpsilon"]`` tells what was found.
+        The type-inferred module, in which batch norms written as operators are batch norms as well;
+        ``last_report()["AlignEpsilon"]`` tells what was found.
 
     Raises:
         ModelError: An epsilon differs and ``align`` is False, or a batch norm of the source is
             not in the module.
         UsageError: A name or pattern of the user or the config fits no batch norm.
     """
-    module = _name_batch_norms(module)
+    module = _name_batch_norms(recompose_batch_norms(module))
+    source = {**_recovered(), **source}
     names = _batch_norm_names(module)
     lost = sorted(set(source) - set(names))
     if lost:
@@ -200,6 +210,12 @@ def align_epsilon(
     if differing:
         raise refusal("batch norm(s) have another epsilon than expected", differing)
     return module
+
+
+def _recovered() -> dict[str, ExpectedEpsilon]:
+    """Epsilons of the batch norms that were just recovered from operators."""
+    items = last_report()["RecomposeBatchNorm"].details
+    return {item.name: ExpectedEpsilon(item.epsilon, EpsilonOrigin.RECOVERED) for item in items}
 
 
 def _batch_norm_names(module: Any) -> tuple[str, ...]:

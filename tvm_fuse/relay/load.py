@@ -12,8 +12,9 @@ from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.core.manifest import from_json
+from tvm_fuse.onnx.load import load_onnx
 from tvm_fuse.onnx.manifest import external_files
-from tvm_fuse.onnx.read import fix_shapes, read_onnx
+from tvm_fuse.onnx.read import fix_shapes
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.save import FILES
 
@@ -80,7 +81,7 @@ def model_files(path: Path, params: Path | None = None) -> list[Path]:
 
 
 def _import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> RelayModel:
-    source = read_onnx(path)
+    source = load_onnx(path)
     inputs = fix_shapes(source.inputs, shapes)
     with _complaints() as complaints:
         try:

@@ -24,7 +24,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from tvm_fuse.core.activations import ACTIVATIONS, Apply
-from tvm_fuse.core.channelwise import AFFINE_KINDS, MOVE_KINDS, Affine, Axes, before_move, read_step
+from tvm_fuse.core.channelwise import (
+    AFFINE_KINDS,
+    MOVE_KINDS,
+    Affine,
+    Axes,
+    before_move,
+    channel_count,
+    read_step,
+)
 from tvm_fuse.core.edit import Edit, LayerEdit
 from tvm_fuse.core.graph import ANCHOR_KINDS, ConvAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Code, Reason
@@ -151,17 +159,17 @@ def _concatenated(graph: Graph, way: _Way, source: str) -> list[_Way] | Reason:
         return unsplit
     if way.value.attrs.axis not in way.axes:
         return [_Way(graph.nodes[part], parts, way.axes, way.affine, way.has_bias) for part in parts.inputs]
-    if len(way.axes) != 1:
+    if way.value.attrs.axis != way.axes[0]:
         return unsplit
     ways, start = [], 0
     for part in parts.inputs:
-        size = graph.nodes[part].output.shape[way.axes[0]]
-        if not isinstance(size, int):
+        channels = channel_count(graph.nodes[part].output.shape, way.axes)
+        if channels is None:
             return unsplit
-        share = slice(start, start + size)
+        share = slice(start, start + channels)
         affine = Affine(way.affine.scale[share], way.affine.shift[share])
         ways.append(_Way(graph.nodes[part], parts, way.axes, affine, way.has_bias))
-        start += size
+        start += channels
     return ways
 
 

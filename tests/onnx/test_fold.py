@@ -162,6 +162,23 @@ def test_what_a_branch_reads_is_not_folded_away(fold):
         assert np.array_equal(run(folded.proto, feeds)[0], run(source, feeds)[0])
 
 
+@pytest.mark.parametrize(
+    ("shape", "code"),
+    [((5,), Code.BN_AXIS_NOT_CHANNEL), (None, Code.BN_PRODUCER_UNSUPPORTED)],
+    ids=["5", "?"],
+)
+def test_a_batch_norm_that_cannot_be_read_is_told_of(fold, shape, code):
+    b = Builder()
+    x = b.input("x", shape or (1, 3))
+    if shape is None:
+        x = b.op("Reshape", x, b.input("sizes", ("rank",), np.int64))
+    y = b.batch_norm(x, channels=1 if shape else 3, name="bn")
+    source = b.build([y], check=False)
+    source.graph.output[0].CopyFrom(helper.make_tensor_value_info(y, TensorProto.FLOAT, shape or ("a", "b")))
+    (decision,) = fold(source).decisions
+    assert (decision.at, decision.reason.code) == ("bn", code)
+
+
 def test_the_result_folds_no_further(fold):
     b = Builder()
     source = b.build([b.relu(b.batch_norm(b.conv(b.input("x", (1, 3, 8, 8)), 4)), name="y")])

@@ -728,11 +728,33 @@ def test_the_model_s_word_counts_where_inference_fails():
     assert value(found, "y").output == TensorInfo((2,), "float32")
 
 
-def test_unnamed_sizes_differ():
+@pytest.mark.parametrize("name", [None, "?", "-1"])
+def test_unnamed_sizes_differ(name):
     b = Builder()
-    found = read(b.build([b.op("Identity", b.input(name, (None,))) for name in ("x", "y")]))
-    first, second = (node.output.shape for node in found.graph.of_kind(Kind.INPUT))
-    assert first != second
+    found = read(b.build([b.op("Exp", b.input(value, (name, name))) for value in ("x", "y")]))
+    sizes = [dim for node in found.graph.of_kind(Kind.INPUT) for dim in node.output.shape]
+    assert len(set(sizes)) == 4
+    assert [dim for node in computed(found) for dim in node.output.shape] == sizes
+
+
+def test_the_rank_of_a_reshape_is_the_length_of_its_shape():
+    b = Builder()
+    y = b.op("Reshape", b.input("x", ("n", 4, "h")), b.input("sizes", (3,), np.int64), name="r")
+    found = read(b.build([b.op("MatMul", y, b.const(np.ones((8, 2))), name="m")], check=False))
+    shape = value(found, "r").output.shape
+    assert len(set(shape)) == 3
+    assert all(isinstance(dim, str) for dim in shape)
+    assert value(found, "m").kind is Kind.MATMUL
+    assert value(found, "m").output.shape == (*shape[:2], 2)
+
+
+def test_a_batch_norm_of_unknown_rank_is_one():
+    b = Builder()
+    b.input("shape", ("rank",), np.int64)
+    y = b.batch_norm(b.op("Reshape", b.input("x", (2, 3)), "shape"), channels=3, name="bn")
+    found = read(b.build([b.op("Transpose", y)], check=False))
+    assert kinds(found) == [Kind.OTHER, Kind.BATCH_NORM, Kind.GET_ITEM, Kind.OTHER]
+    assert value(found, "bn").output == OPAQUE
 
 
 def test_what_has_no_known_rank_is_opaque():

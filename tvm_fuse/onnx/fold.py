@@ -12,9 +12,9 @@ from dataclasses import dataclass, field
 from typing import Any, Callable
 
 from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
-from tvm_fuse.core.fold import FoldRecord, plan_folds
-from tvm_fuse.core.graph import Graph
-from tvm_fuse.core.reason import Decision
+from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
+from tvm_fuse.core.graph import Graph, Kind
+from tvm_fuse.core.reason import Code, Decision, Reason, declined
 from tvm_fuse.onnx.graph import read_graph
 from tvm_fuse.onnx.parts import Parts, put_together, take_apart
 from tvm_fuse.onnx.read import OnnxModel
@@ -72,8 +72,18 @@ def fold_parts(parts: Parts) -> FoldedModel:
         parts = pieces.run(norms.run(parts))
         if parts is before:
             break
-    decisions = (*norms.decisions, *pieces.decisions)
+    decisions = (*norms.decisions, *_unread(read_graph(parts).graph), *pieces.decisions)
     return FoldedModel(parts, tuple(norms.records), tuple(pieces.records), decisions)
+
+
+def _unread(graph: Graph) -> list[Decision]:
+    """A decision for each batch norm of a form that the core has no words for: a vector has no axis 1."""
+    wanted = "data of rank 2 or more"
+    return [
+        declined(RULE, str(node), Reason(Code.BN_AXIS_NOT_CHANNEL, str(node), wanted, str(node.output)))
+        for node in graph.of_kind(Kind.OTHER)
+        if node.op == "BatchNormalization"
+    ]
 
 
 class _Outcome:

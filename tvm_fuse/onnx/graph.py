@@ -47,7 +47,7 @@ def read_graph(parts: Parts) -> OnnxGraph:
 
     Returns:
         Its graph. Values of unknown rank or type have the shape and dtype ``OPAQUE``, and what
-        computes them is opaque.
+        computes them is opaque; only batch norms are always what they are, so that each is told of.
 
     Raises:
         ModelError: The shapes cannot be inferred, or the nodes are not sorted.
@@ -100,7 +100,8 @@ def _read_node(operator: Operator, is_standard: bool) -> None:
     """Add the core nodes of an operator and bind its outputs to them."""
     node, builder = operator.proto, operator.builder
     outputs = [name for name in node.output if name]
-    is_readable = is_standard and node.domain in DEFAULT_DOMAINS and operator.result is not OPAQUE
+    is_known = operator.result is not OPAQUE or node.op_type == "BatchNormalization"
+    is_readable = is_standard and node.domain in DEFAULT_DOMAINS and is_known
     if is_readable and outputs == [node.output[0]] and node.op_type in READERS:
         value = READERS[node.op_type](operator)
         if value is not None:

@@ -26,9 +26,9 @@ from tvm_fuse.core.graph import (
     DenseAttrs,
     Dim,
     Kind,
-    TensorInfo,
 )
 from tvm_fuse.onnx.builder import Operator
+from tvm_fuse.onnx.shapes import OPAQUE
 
 __all__ = ["read_batch_norm", "read_conv", "read_conv_transpose", "read_gemm", "read_matmul"]
 
@@ -196,11 +196,14 @@ def read_matmul(operator: Operator) -> int | None:
 
 def read_batch_norm(operator: Operator) -> int | None:
     """The inference form over axis 1; data of rank 1, which has no such axis, is not read."""
-    attributes, result = operator.attributes, operator.result
+    attributes = operator.attributes
     is_training = attributes.get("training_mode", 0) or not attributes.get("spatial", 1)
-    if is_training or len(result.shape) < 2 or not all(operator.has(position) for position in range(5)):
+    if is_training or not all(operator.has(position) for position in range(5)):
+        return None
+    result = operator.info(0)  # the shape stays
+    if result is not OPAQUE and len(result.shape) < 2:
         return None
     attrs = BatchNormAttrs(1, float(attributes.get("epsilon", _DEFAULT_EPSILON)), center=True, scale=True)
-    outputs: list[TensorInfo] = [result, operator.info(3), operator.info(4)]
+    outputs = (result, operator.info(3), operator.info(4))
     value = operator.emit(Kind.BATCH_NORM, [operator.operand(index) for index in range(5)], attrs, outputs)
-    return operator.emit(Kind.GET_ITEM, (value,), 0)
+    return operator.emit(Kind.GET_ITEM, (value,), 0, (result,))

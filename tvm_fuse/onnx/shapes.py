@@ -7,15 +7,17 @@ large constants are inputs; small ones keep their numbers, since a ``Reshape`` n
 from __future__ import annotations
 
 import itertools
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
+import numpy as np
 import onnx
 from onnx import checker, helper, shape_inference
 
 from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.graph import Dim, TensorInfo
 from tvm_fuse.onnx.parts import Parts, constant_tensor, copy_fields, dtype_name, put_together
+from tvm_fuse.onnx.read import DTYPES
 
 __all__ = ["OPAQUE", "check_structure", "infer_values"]
 
@@ -28,8 +30,9 @@ _MOST_ELEMENTS = 4096  # of a constant that shape inference may look into
 def infer_values(parts: Parts) -> dict[str, TensorInfo]:
     """Infer the shape and dtype of every tensor.
 
-    What the model itself says of a value counts only where inference fails (an operator that ONNX does
-    not know): exporters give equal sizes different names.
+    ONNX infers from the inputs and the constants. What it leaves open is taken from the model's own
+    statements, and the rank of a ``Reshape`` from the length of its shape. Where ONNX knows better,
+    statements do not count: exporters give equal sizes different names.
 
     Args:
         parts: The model.
@@ -42,15 +45,38 @@ def infer_values(parts: Parts) -> dict[str, TensorInfo]:
         ModelError: Shape inference fails.
     """
     graph = parts.structure.graph
-    found = _infer(parts, [])
-    stated = [value for value in (*graph.value_info, *graph.output) if value.name not in found]
-    return _infer(parts, stated) if any(map(_is_known, stated)) else found
+    stated: dict[str, Any] = {}
+    while True:
+        found = _infer(parts, stated.values())
+        known = found.keys() | stated.keys()
+        more = {value.name: value for value in (*graph.value_info, *graph.output) if _is_known(value)}
+        more = {**_reshaped(graph, found), **more}
+        more = {name: value for name, value in more.items() if name not in known}
+        if not more:
+            return found
+        stated.update(more)
 
 
-def _infer(parts: Parts, stated: Sequence[Any]) -> dict[str, TensorInfo]:
+def _reshaped(graph: Any, found: Mapping[str, TensorInfo]) -> dict[str, Any]:
+    """Results of ``Reshape`` nodes with as many unknown sizes as the length of the shape says."""
+    values = {}
+    for node in graph.node:
+        if node.op_type != "Reshape" or len(node.input) < 2 or not found.keys() >= set(node.input):
+            continue
+        data, shape = (found[name] for name in node.input)
+        if data.dtype in DTYPES.values() and len(shape.shape) == 1 and isinstance(shape.shape[0], int):
+            element_type = helper.np_dtype_to_tensor_dtype(np.dtype(data.dtype))
+            value = helper.make_tensor_value_info(node.output[0], element_type, [None] * shape.shape[0])
+            _name_sizes([value])
+            values[value.name] = value
+    return values
+
+
+def _infer(parts: Parts, stated: Iterable[Any]) -> dict[str, TensorInfo]:
     """Shapes and dtypes from the inputs, the constants and some statements of the model."""
     model = _without_large_constants(parts)
     del model.graph.value_info[:], model.graph.output[:]
+    _name_sizes(model.graph.input)
     model.graph.value_info.extend(stated)
     try:
         graph = shape_inference.infer_shapes(model, data_prop=True).graph
@@ -65,6 +91,14 @@ def _infer(parts: Parts, stated: Sequence[Any]) -> dict[str, TensorInfo]:
     for tensor in graph.initializer:
         found[tensor.name] = TensorInfo(tuple(tensor.dims), dtype_name(tensor.data_type))
     return found
+
+
+def _name_sizes(values: Iterable[Any]) -> None:
+    """Give each unnamed size of an input a name of its own; exporters also write ``?`` for one."""
+    for value in values:
+        for index, dim in enumerate(value.type.tensor_type.shape.dim):
+            if dim.dim_value <= 0 and not any(letter.isalpha() for letter in dim.dim_param):
+                dim.dim_param = f"?{value.name}.{index}"
 
 
 def _is_known(value: Any) -> bool:

@@ -439,9 +439,17 @@ def test_one_value_twice_in_a_concatenation():
     assert (reason.code, reason.at) == (Code.ANCHOR_OUTPUT_SHARED, "conv1")
 
 
-def test_concatenations_that_cannot_be_split():
+def test_concatenation_of_packed_layers_is_split():
     g = GraphBuilder()
-    y = g.layout_transform(g.concatenate(packed(g), packed(g)), "NCHW4c", "NCHW")
+    other = draw(1, 2, 3, 3, 4, 4, seed=2)
+    other = g.conv2d(g.input("y", (2, 2, 5, 5, 4)), other, layout="NCHW4c", kernel="OIHW4i4o")
+    y = g.layout_transform(g.concatenate(packed(g), other), "NCHW4c", "NCHW")
+    assert_folds(g.build(g.norm(y, random_norm(12))), layers=2)
+
+
+def test_concatenations_that_cannot_be_split():
+    g = GraphBuilder()  # along the block: the channels of the parts take turns
+    y = g.layout_transform(g.concatenate(packed(g), packed(g), axis=4), "NCHW8c", "NCHW")
     reason = refusal(g.build(g.norm(y, random_norm(16))))
     assert (reason.code, reason.got) == (
         Code.BN_PRODUCER_UNSUPPORTED,

@@ -150,7 +150,7 @@ def _next_operator(graph: Graph, node: Node) -> Node | None:
 
 
 def _find_axes(graph: Graph, first: Node, value: Node) -> list[Axes]:
-    """The channel axes of a run: the layer's, else the axis along which its constants have numbers.
+    """The channel axes of a run: the layer's, else the axes along which its constants have numbers.
 
     A run of scalars has no axis of its own: any axis will do that is the channel of a layer.
     """
@@ -167,7 +167,7 @@ def _find_axes(graph: Graph, first: Node, value: Node) -> list[Axes]:
             break
         wide = tuple(rank - constant.ndim + axis for axis, size in enumerate(constant.shape) if size != 1)
         if wide:
-            return [wide] if len(wide) == 1 else []
+            return [wide]
         operator = _next_operator(graph, operator)
     return [(axis,) for axis in range(1, len(value.output.shape))]
 

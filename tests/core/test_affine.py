@@ -153,3 +153,73 @@ def test_a_run_before_a_layer(run):
     kinds = [node.kind for node in after.nodes if node.kind not in (Kind.INPUT, Kind.CONSTANT)]
     assert kinds == [Kind.CONV2D, Kind.ADD]
     assert plan_affine_folds(after) == ((), ())
+
+
+#: layout of the layer that reads a run of scalars, or that a run follows at a distance
+SCALARS = {
+    "NHWC conv": lambda g, x: g.conv2d(x, RNG.normal(size=(C, C, 1, 1)), layout="NHWC"),
+    "NHWC conv, moved": lambda g, x: g.conv2d(g.transpose(x, 0, 3, 1, 2), RNG.normal(size=(C, C, 2, 2))),
+    "rank 4 dense": lambda g, x: g.dense(x, RNG.normal(size=(C, C))),
+    "batch_matmul": lambda g, x: g.matmul(
+        g.reshape(x, 2 * C, C, C), RNG.normal(size=(2 * C, C, C)), kernel="BOI"
+    ),
+    "flattened": lambda g, x: g.dense(g.reshape(x, 2, C**3), RNG.normal(size=(3, C**3))),
+}
+
+
+@pytest.mark.parametrize("layer", SCALARS.values(), ids=SCALARS.keys())
+def test_scalars_before_a_layer_fit_any_axis(layer):
+    """``x / 127.5 - 1``: the channels are those of the layer that reads it."""
+    g = GraphBuilder()
+    x = g.subtract(g.divide(g.input("x", SHAPE), 127.5), 1.0)
+    after, records, _ = folded(g, layer(g, x))
+    assert len(records) == 1
+    assert not after.of_kind(Kind.DIVIDE, Kind.SUBTRACT)
+
+
+def test_scalars_after_moved_layers_fit_any_axis():
+    g = GraphBuilder()
+    parts = [g.transpose(conv(g), 0, 2, 3, 1) for _ in range(2)]
+    after, records, _ = folded(g, g.multiply(g.concatenate(*parts, axis=3), 2.0))
+    assert [len(record.layers) for record in records] == [2]
+    assert not after.of_kind(Kind.MULTIPLY)
+
+
+def test_a_vector_fits_its_own_axis_only():
+    """Along W of NHWC data, whose C is as large."""
+    g = GraphBuilder()
+    x = g.multiply(g.input("x", SHAPE), VECTORS[0].reshape(C, 1))
+    y = g.conv2d(x, RNG.normal(size=(C, C, 1, 1)), layout="NHWC")
+    assert plan_affine_folds(g.build(y))[0] == ()
+
+
+def test_scalars_that_no_layer_takes_stay():
+    g = GraphBuilder()
+    graph = g.build(g.relu(g.multiply(g.input("x", SHAPE), 2.0)))
+    assert plan_affine_folds(graph) == ((), ())
+
+
+def test_one_add_after_joined_layers_goes_forward_or_stays():
+    """Pushed back it would be one add for each layer."""
+
+    def joined(g):
+        x = g.input("x", SHAPE)
+        return g.add(g.concatenate(conv(g, x), conv(g, x)), 1.5)
+
+    g = GraphBuilder()
+    assert plan_affine_folds(g.build(g.relu(joined(g))))[0] == ()
+    g = GraphBuilder()
+    after, records, _ = folded(g, g.conv2d(joined(g), RNG.normal(size=(C, 2 * C, 1, 1))))
+    assert [len(record.layers) for record in records] == [1]
+    assert [node.kind for node in after.nodes][-1] is Kind.ADD
+
+
+def test_runs_on_both_sides_of_a_layer_take_turns():
+    """Two records of one round touch no node twice; the run after the layer comes first."""
+    g = GraphBuilder()
+    y = g.multiply(conv(g, g.multiply(g.input("x", SHAPE), column(0))), column(1))
+    after, records, _ = folded(g, y)
+    assert [record.edit.aliases.keys() for record in records] == [{y}]
+    records, _ = plan_affine_folds(after)
+    assert len(records) == 1
+    assert not apply_folds(after, records).of_kind(Kind.MULTIPLY)

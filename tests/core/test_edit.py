@@ -10,7 +10,7 @@ import pytest
 
 from tests.support.graphs import GraphBuilder, apply_folds
 from tests.support.numerics import evaluate
-from tvm_fuse.core.edit import Edit, LayerEdit
+from tvm_fuse.core.edit import Edit, LayerEdit, choose_disjoint
 from tvm_fuse.core.graph import Kind
 
 WEIGHT, BIAS = np.full((1, 1), 3.0), np.full((1, 1), 0.5)
@@ -28,6 +28,22 @@ def test_an_edit_is_a_value():
     assert edit != Edit((LayerEdit(4, WEIGHT, None),), {})
     with pytest.raises(FrozenInstanceError):
         edit.layers = ()
+
+
+#: what each edit touches -> which are chosen
+CHOICES = {
+    "none": ([], set()),
+    "disjoint": ([{1, 2}, {3}, {4}], {0, 1, 2}),
+    "the first one wins": ([{1, 2}, {2, 3}, {4}], {0, 2}),
+    "one that is not chosen keeps its place": ([{1, 2}, {2, 3}, {3, 4}, {5}], {0, 3}),
+    "all the same": ([{1}, {1}, {1}], {0}),
+}
+
+
+@pytest.mark.parametrize(("touched", "chosen"), CHOICES.values(), ids=CHOICES.keys())
+def test_choose_disjoint(touched, chosen):
+    edits = {key: Edit((), dict.fromkeys(nodes, 0)) for key, nodes in enumerate(touched)}
+    assert choose_disjoint(edits) == chosen
 
 
 def carried_out(edits, build):

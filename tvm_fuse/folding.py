@@ -6,35 +6,47 @@ imported only then. A manifest travels with both.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import TYPE_CHECKING, Any, Callable
 
 import numpy as np
 import onnx
 
 from tvm_fuse import __version__
 from tvm_fuse.core.affine import AffineRecord
-from tvm_fuse.core.audit import Audit, audit_graph, compare_epsilons, mismatch
+from tvm_fuse.core.audit import audit_graph, compare_epsilons, mismatch
 from tvm_fuse.core.epsilon import EpsilonCheck, EpsilonConfig, resolve_expected
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.fold import RULE, FoldRecord
 from tvm_fuse.core.graph import Kind
-from tvm_fuse.core.manifest import Source, hash_files, make_manifest, to_json
+from tvm_fuse.core.manifest import (
+    FILE_NAME,
+    Manifest,
+    Source,
+    hash_files,
+    make_manifest,
+    read_folder,
+    to_json,
+)
 from tvm_fuse.core.reason import Decision, Reason, refusal
 from tvm_fuse.onnx.epsilon import set_epsilons
 from tvm_fuse.onnx.fold import FoldedModel, fold_parts
 from tvm_fuse.onnx.graph import read_graph
 from tvm_fuse.onnx.load import load_onnx
-from tvm_fuse.onnx.manifest import external_files, with_manifest
+from tvm_fuse.onnx.manifest import external_files, find_manifest, with_manifest
 from tvm_fuse.onnx.parts import Parts, put_together, take_apart
+from tvm_fuse.onnx.prune import remove_dead
 from tvm_fuse.onnx.read import OnnxModel
-from tvm_fuse.onnx.save import save_onnx
+from tvm_fuse.onnx.save import data_file, save_onnx
 from tvm_fuse.report import FoldReport
 
-__all__ = ["FoldOptions", "fold_file", "fold_onnx_model"]
+if TYPE_CHECKING:
+    from tvm_fuse.relay.load import RelayModel
+
+__all__ = ["FoldOptions", "fold_file", "fold_onnx_model", "fold_relay_model"]
 
 #: Names a step of the work; used as ``with progress("folding"): ...``.
 Progress = Callable[[str], "AbstractContextManager[Any]"]
@@ -83,8 +95,10 @@ def fold_file(
             expected one.
     """
     options = options or FoldOptions()
-    if output.resolve() == path.resolve():
-        raise UsageError(f"{output}: the folded model would overwrite its source", "give another name to -o")
+    try:
+        output.exists()
+    except OSError as error:
+        raise UsageError(f"-o {output}: {error.strerror}") from error
     if output.suffix.lower() != ".onnx":
         return _fold_to_folder(path, output, options, progress)
     if path.suffix.lower() != ".onnx":
@@ -97,14 +111,22 @@ def fold_file(
         raise UsageError("--params is for Relay modules; an ONNX model has its parameters inside")
     with progress("reading the model"):
         model = load_onnx(path)
+    _refuse_overwriting([path, *external_files(path)], [output, data_file(output)])
     with progress("folding"):
         folded, report = fold_onnx_model(model, options)
     with progress("saving"):
-        try:
-            save_onnx(put_together(with_manifest(folded.parts, report.manifest)), output)
-        except OSError as error:
-            raise UsageError(f"cannot write {output}: {error.strerror}") from error
+        save_onnx(put_together(with_manifest(folded.parts, report.manifest)), output)
     return report
+
+
+def _refuse_overwriting(sources: Sequence[Path], targets: Sequence[Path]) -> None:
+    """A source must stay what it is: the manifest has its hash."""
+    read = {path.resolve() for path in sources}
+    for target in targets:
+        if target.resolve() in read:
+            raise UsageError(
+                f"{target}: the folded model would overwrite its source", "give another name to -o"
+            )
 
 
 # --- ONNX ------------------------------------------------------------------------------------
@@ -123,21 +145,28 @@ def fold_onnx_model(model: OnnxModel, options: FoldOptions) -> tuple[FoldedModel
     Raises:
         ModelError, UsageError: As for ``fold_file``.
     """
-    parts, checks, audit = _check(model, options)
+    parts, checks, warnings = _check(model, options)
     folded = fold_parts(parts)
     report = _report(
         model.path.stem,
         Source(model.path.name, hash_files([model.path, *external_files(model.path)])),
         {},
-        _Outcome(checks, audit.warnings, folded.folds, folded.affine_folds, folded.decisions),
+        _Outcome(checks, warnings, folded.folds, folded.affine_folds, folded.decisions),
         model.outputs,
+        find_manifest(model.proto, model.path),
     )
     return folded, report
 
 
-def _check(model: OnnxModel, options: FoldOptions) -> tuple[Parts, tuple[EpsilonCheck, ...], Audit]:
-    """Epsilons and statistics, before anything is changed; the model with its epsilons aligned."""
-    parts = take_apart(model.proto)
+def _check(
+    model: OnnxModel, options: FoldOptions
+) -> tuple[Parts, tuple[EpsilonCheck, ...], tuple[Reason, ...]]:
+    """Epsilons and statistics, before anything is folded.
+
+    Returns:
+        The model with its epsilons aligned, without what no output needs; the comparisons; warnings.
+    """
+    parts = remove_dead(take_apart(model.proto))
     graph = read_graph(parts).graph
     names = tuple(str(node) for node in graph.of_kind(Kind.BATCH_NORM))
     expected = resolve_expected(names, model.epsilon, options.epsilon, options.epsilon_config)
@@ -145,43 +174,74 @@ def _check(model: OnnxModel, options: FoldOptions) -> tuple[Parts, tuple[Epsilon
     differing = [check for check in checks if not check.matches]
     if differing and not options.align_epsilon:
         raise refusal("batch norm(s) have another epsilon than expected", list(map(mismatch, differing)))
+    if differing:
+        parts = set_epsilons(parts, {check.name: check.used for check in differing})
+        graph = read_graph(parts).graph
     audit = audit_graph(graph)
     if audit.problems:
         raise refusal("problem(s) in the numbers of batch norms", audit.problems)
-    return set_epsilons(parts, {check.name: check.used for check in differing}), checks, audit
+    return parts, checks, audit.warnings
 
 
 # --- Relay -----------------------------------------------------------------------------------
 
 
 def _fold_to_folder(path: Path, output: Path, options: FoldOptions, progress: Progress) -> FoldReport:
-    if output.suffix or (output.exists() and not output.is_dir()):
-        raise UsageError(f"-o {output}: wanted OUT.onnx or a folder")
+    if not output.is_dir() and (output.suffix or output.exists()):
+        raise UsageError(
+            f"-o {output}: wanted OUT.onnx or a folder", "a folder with a dot in its name must exist"
+        )
     with progress("loading TVM"):
-        from tvm_fuse.relay.audit import check_model
-        from tvm_fuse.relay.compat import find_tvm
-        from tvm_fuse.relay.fold_pass import fold_batch_norms
         from tvm_fuse.relay.load import load_model, model_files
-        from tvm_fuse.relay.record import last_report
-        from tvm_fuse.relay.save import save_folder
+        from tvm_fuse.relay.save import FILES, save_folder
     with progress("importing the model"):
         model = load_model(path, shapes=options.shapes, params=options.params)
+    files = model_files(path, options.params)
+    _refuse_overwriting(files, [output / name for name in FILES])
+    source = Source(path.resolve().name, hash_files(files))
+    earlier = read_folder(path) if (path / FILE_NAME).is_file() else None
     with progress("folding"):
-        checked = check_model(model, options.epsilon, options.epsilon_config, align=options.align_epsilon)
-        module = fold_batch_norms(checked.module)
-        norms, runs = last_report()["FoldBatchNorm"], last_report()["FoldScaleShift"]
-    report = _report(
-        model.name,
-        Source(path.name, hash_files(model_files(path, options.params))),
-        {"tvm": find_tvm().version},
-        _Outcome(
-            checked.epsilon, checked.warnings, norms.details, runs.details, norms.decisions + runs.decisions
-        ),
-        model.outputs,
-    )
+        module, report = fold_relay_model(model, options, source, earlier)
     with progress("saving"):
         save_folder(module, to_json(report.manifest), output)
     return report
+
+
+def fold_relay_model(
+    model: RelayModel, options: FoldOptions, source: Source, earlier: Manifest | None = None
+) -> tuple[Any, FoldReport]:
+    """Check and fold a Relay module.
+
+    Args:
+        model: The model.
+        options: See ``FoldOptions``.
+        source: Where the model is from.
+        earlier: The manifest of a model that was folded before.
+
+    Returns:
+        The folded module and what was done.
+
+    Raises:
+        ModelError, UsageError: As for ``fold_file``.
+    """
+    from tvm_fuse.relay.audit import check_model
+    from tvm_fuse.relay.compat import find_tvm
+    from tvm_fuse.relay.fold_pass import fold_batch_norms
+    from tvm_fuse.relay.record import last_report
+
+    checked = check_model(model, options.epsilon, options.epsilon_config, align=options.align_epsilon)
+    module = fold_batch_norms(checked.module)
+    norms, runs = last_report()["FoldBatchNorm"], last_report()["FoldScaleShift"]
+    decisions = norms.decisions + runs.decisions
+    report = _report(
+        model.name,
+        source,
+        {"tvm": find_tvm().version},
+        _Outcome(checked.epsilon, checked.warnings, norms.details, runs.details, decisions),
+        model.outputs,
+        earlier,
+    )
+    return module, report
 
 
 # --- both ------------------------------------------------------------------------------------
@@ -197,10 +257,22 @@ class _Outcome:
     scale_shifts: tuple[AffineRecord, ...]
     decisions: tuple[Decision, ...]
 
+    @property
+    def changed(self) -> bool:
+        """Whether the model is another one now."""
+        aligned = any(not check.matches for check in self.epsilon)
+        return bool(self.folds or self.scale_shifts or aligned)
+
 
 def _report(
-    name: str, source: Source, versions: Mapping[str, str], outcome: _Outcome, outputs: tuple[str, ...]
+    name: str,
+    source: Source,
+    versions: Mapping[str, str],
+    outcome: _Outcome,
+    outputs: tuple[str, ...],
+    earlier: Manifest | None,
 ) -> FoldReport:
+    """The report; a model that was folded before and stays as it is keeps its manifest."""
     left = tuple(decision for decision in outcome.decisions if not decision.applied)
     manifest = make_manifest(
         source,
@@ -211,6 +283,8 @@ def _report(
         [decision for decision in left if decision.rule == RULE],
         outputs,
     )
+    if earlier is not None and not outcome.changed:
+        manifest = earlier
     return FoldReport(
         name, outcome.epsilon, outcome.folds, left, outcome.scale_shifts, outcome.warnings, manifest
     )

@@ -69,8 +69,8 @@ def render_verification(outcome: Verification) -> str:
     lines = [_headline("Hashes and numbers", held)]
     lines += [f"  FAILED: {check.what}: {check.problem}" for check in failed[:_MOST_REASONS]]
     lines += _render_rest(len(failed))
-    parity = _render_parity(outcome.parity, f"Outputs compared with the source, both run by {outcome.engine}")
-    return _join([lines, parity])
+    title = "Outputs compared with the source" + (f", both run by {outcome.engine}" if outcome.engine else "")
+    return _join([lines, _render_parity(outcome.parity, title)])
 
 
 def _join(sections: Sequence[Sequence[str]]) -> str:

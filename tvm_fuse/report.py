@@ -151,14 +151,14 @@ class Verification:
         manifest: What the folded model says about itself.
         checks: All that was checked.
         parity: Outputs of the source and of the folded model on the same seeded inputs; None when
-            the source is another file, and nothing was run.
-        engine: What ran both.
+            something else does not hold, and nothing could be run.
+        engine: What ran both; empty when nothing did.
     """
 
     manifest: Manifest
     checks: tuple[Check, ...]
-    parity: ParityReport | None
-    engine: str
+    parity: ParityReport | None = None
+    engine: str = ""
 
     @property
     def passed(self) -> bool:

@@ -251,7 +251,8 @@ def _match_patterns(names: tuple[str, ...], values: Mapping[str, float], place: 
     for pattern, value in sorted(values.items(), key=lambda item: item[0] in names):
         if not math.isfinite(value) or value < 0:
             raise UsageError(f"{place}epsilon for {pattern!r}: wanted a finite number >= 0, got {value}")
-        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
+        is_name = pattern in names
+        matching = [pattern] if is_name else [name for name in names if fnmatchcase(name, pattern)]
         if not matching:
             raise UsageError(
                 f"{place}epsilon for {pattern!r}: no batch norm has that name; {_name_some(names)}",

@@ -8,29 +8,32 @@ from __future__ import annotations
 
 import hashlib
 import json
-from collections import Counter
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from tvm_fuse.core.affine import AffineRecord
 from tvm_fuse.core.epsilon import EpsilonCheck
-from tvm_fuse.core.errors import ModelError
+from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.core.weights import FoldedLayer
 
 __all__ = [
+    "FILE_NAME",
     "METADATA_KEY",
     "FoldedNorm",
     "FoldedRun",
     "LeftAlone",
     "Manifest",
     "Source",
+    "first_difference",
     "from_json",
     "hash_files",
     "make_manifest",
+    "read_folder",
     "to_json",
 ]
 
@@ -39,6 +42,9 @@ SCHEMA = {"name": "tvm-fuse/manifest", "version": 1}
 
 #: Key in an ONNX model's ``metadata_props``.
 METADATA_KEY = "tvm_fuse.manifest"
+
+#: Name of the file in a Relay folder.
+FILE_NAME = "manifest.json"
 
 _CHUNK = 1 << 20
 
@@ -118,25 +124,6 @@ class Manifest:
         left = {norm.name: norm.epsilon for norm in self.left_alone if norm.epsilon is not None}
         return {**{norm.name: norm.epsilon for norm in self.batch_norms}, **left}
 
-    @property
-    def weights(self) -> dict[str, tuple[str, str]]:
-        """Name of each folded layer -> digests of its weight in the source and in the saved model.
-
-        A layer may be folded into several times, each time from what the time before made.
-        """
-        entries: tuple[FoldedNorm | FoldedRun, ...] = (*self.batch_norms, *self.scale_shifts)
-        layers = [layer for entry in entries for layer in entry.layers]
-        balance: dict[str, Counter[str]] = {layer.name: Counter() for layer in layers}
-        ends = {layer.name: (layer.weight_before, layer.weight_after) for layer in layers}
-        for layer in layers:
-            balance[layer.name].update([layer.weight_after])
-            balance[layer.name].subtract([layer.weight_before])
-        for name, counts in balance.items():
-            first = next((weight for weight, count in counts.items() if count < 0), ends[name][0])
-            last = next((weight for weight, count in counts.items() if count > 0), first)
-            ends[name] = (first, last)
-        return ends
-
 
 def make_manifest(
     source: Source,
@@ -180,17 +167,69 @@ def make_manifest(
 
 
 def _used(check: EpsilonCheck | None) -> float | None:
-    return None if check is None else check.used
+    """The epsilon of a batch norm that is still there, where it is one."""
+    return check.used if check is not None and math.isfinite(check.used) else None
 
 
 def hash_files(paths: Iterable[Path]) -> str:
-    """SHA-256 over the contents of files, one after the other, in hexadecimal."""
+    """SHA-256 over the contents of files, one after the other, in hexadecimal.
+
+    Raises:
+        UsageError: One of them cannot be read.
+    """
     hasher = hashlib.sha256()
     for path in paths:
-        with path.open("rb") as file:
-            while chunk := file.read(_CHUNK):
-                hasher.update(chunk)
+        try:
+            with path.open("rb") as file:
+                while chunk := file.read(_CHUNK):
+                    hasher.update(chunk)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be read: {error.strerror}") from error
     return hasher.hexdigest()
+
+
+# --- comparison ------------------------------------------------------------------------------
+
+#: Bounds are sums in float64, in an order that the processor may choose.
+_RTOL = 1e-6
+
+
+def first_difference(stated: Manifest, found: Manifest) -> str:
+    """Where a manifest differs from what folding the source again says; empty where it does not.
+
+    The source is compared by itself. The versions may be others, and who named an epsilon cannot be seen.
+    """
+    return _difference("", _comparable(found), _comparable(stated))
+
+
+def _comparable(manifest: Manifest) -> dict[str, Any]:
+    document = asdict(manifest)
+    del document["source"], document["versions"]
+    for norm in document["batch_norms"]:
+        del norm["epsilon_origin"]
+    return document
+
+
+def _difference(place: str, wanted: Any, got: Any) -> str:
+    """The first place at which two plain values differ, with both."""
+    if isinstance(wanted, Mapping) and isinstance(got, Mapping) and wanted.keys() == got.keys():
+        name = f" ({wanted['name']})" if "name" in wanted else ""
+        parts = [(f"{place}{name}.{key}".lstrip("."), wanted[key], got[key]) for key in wanted]
+    elif isinstance(wanted, (tuple, list)) and isinstance(got, (tuple, list)) and len(wanted) == len(got):
+        parts = [(f"{place}[{index}]", *pair) for index, pair in enumerate(zip(wanted, got))]
+    elif wanted == got or (_are_numbers(wanted, got) and math.isclose(wanted, got, rel_tol=_RTOL)):
+        return ""
+    else:
+        return f"{place}: wanted {_brief(wanted)}, got {_brief(got)}"
+    return next(filter(None, (_difference(*part) for part in parts)), "")
+
+
+def _are_numbers(*values: Any) -> bool:
+    return all(isinstance(value, float) for value in values)
+
+
+def _brief(value: Any) -> str:
+    return f"{len(value)} entries" if isinstance(value, (tuple, list)) else repr(value)
 
 
 # --- JSON ------------------------------------------------------------------------------------
@@ -201,7 +240,7 @@ def to_json(manifest: Manifest) -> str:
     return json.dumps({"schema": SCHEMA, **asdict(manifest)}, indent=1, sort_keys=True, allow_nan=False)
 
 
-def from_json(text: str, where: str) -> Manifest:
+def from_json(text: str | bytes, where: str) -> Manifest:
     """Read a manifest.
 
     Args:
@@ -222,25 +261,67 @@ def from_json(text: str, where: str) -> Manifest:
         )
     try:
         return _read(document)
-    except (KeyError, TypeError, ValueError) as error:
+    except (KeyError, TypeError, ValueError, AttributeError) as error:
         raise ModelError(f"{where}: the manifest is damaged: {error!r}", _HINT) from error
 
 
 _HINT = "`tvm-fuse fold MODEL -o OUT` writes one"
 
 
+def read_folder(folder: Path) -> Manifest:
+    """Read the manifest in the folder of a Relay module.
+
+    Raises:
+        UsageError: There is none.
+        ModelError: It is damaged.
+    """
+    file = folder / FILE_NAME
+    if not file.is_file():
+        raise UsageError(f"{folder}: no {FILE_NAME} in it", _HINT)
+    return from_json(file.read_bytes(), str(file))
+
+
 def _read(document: Mapping[str, Any]) -> Manifest:
-    norms = (FoldedNorm(**{**norm, "layers": _layers(norm)}) for norm in document["batch_norms"])
-    runs = (FoldedRun(tuple(run["operators"]), _layers(run)) for run in document["scale_shifts"])
+    norms = (_make(FoldedNorm, norm, layers=_layers(norm)) for norm in document["batch_norms"])
+    runs = (FoldedRun(_texts(run["operators"]), _layers(run)) for run in document["scale_shifts"])
     return Manifest(
-        Source(**document["source"]),
-        dict(document["versions"]),
+        _make(Source, document["source"]),
+        dict(zip(document["versions"], _texts(document["versions"].values()))),
         tuple(norms),
         tuple(runs),
-        tuple(LeftAlone(**left) for left in document["left_alone"]),
-        tuple(document["outputs"]),
+        tuple(_make(LeftAlone, left) for left in document["left_alone"]),
+        _texts(document["outputs"]),
     )
 
 
 def _layers(entry: Mapping[str, Any]) -> tuple[FoldedLayer, ...]:
-    return tuple(FoldedLayer(**layer) for layer in entry["layers"])
+    return tuple(_make(FoldedLayer, layer) for layer in entry["layers"])
+
+
+def _texts(values: Iterable[Any]) -> tuple[str, ...]:
+    return tuple(_checked(value, "str") for value in values)
+
+
+def _make(kind: type[Any], entry: Mapping[str, Any], **inner: Any) -> Any:
+    """A record from its JSON form, with the types that its fields state."""
+    plain = {
+        item.name: _checked(entry[item.name], str(item.type))
+        for item in fields(kind)
+        if item.name not in inner
+    }
+    return kind(**plain, **inner)
+
+
+#: Annotation of a field -> what JSON makes of it.
+_TYPES: Mapping[str, tuple[type, ...]] = {
+    "str": (str,),
+    "bool": (bool,),
+    "float": (float, int),
+    "float | None": (float, int, type(None)),
+}
+
+
+def _checked(value: Any, annotation: str) -> Any:
+    if not isinstance(value, _TYPES[annotation]):
+        raise TypeError(f"wanted {annotation}, got {value!r}")
+    return float(value) if isinstance(value, int) and not isinstance(value, bool) else value

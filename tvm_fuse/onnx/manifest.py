@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import onnx
 from google.protobuf.message import DecodeError
@@ -12,7 +14,7 @@ from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.manifest import METADATA_KEY, Manifest, from_json, to_json
 from tvm_fuse.onnx.parts import Parts
 
-__all__ = ["external_files", "load_manifest", "with_manifest"]
+__all__ = ["external_files", "find_manifest", "load_manifest", "with_manifest"]
 
 
 def with_manifest(parts: Parts, manifest: Manifest) -> Parts:
@@ -26,6 +28,16 @@ def with_manifest(parts: Parts, manifest: Manifest) -> Parts:
     return replace(parts, structure=structure)
 
 
+def find_manifest(model: Any, where: Path) -> Manifest | None:
+    """The manifest in an ``onnx.ModelProto``, or None when there is none.
+
+    Raises:
+        ModelError: It is damaged.
+    """
+    texts = [entry.value for entry in model.metadata_props if entry.key == METADATA_KEY]
+    return from_json(texts[0], str(where)) if texts else None
+
+
 def load_manifest(path: Path) -> Manifest:
     """Read the manifest of an ONNX file.
 
@@ -36,21 +48,33 @@ def load_manifest(path: Path) -> Manifest:
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
     try:
-        model = onnx.load(str(path), load_external_data=False)
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except (DecodeError, ValueError, TypeError) as error:
         raise ModelError(f"{path} is not an ONNX file: {error}", "is the file complete?") from error
-    texts = [entry.value for entry in model.metadata_props if entry.key == METADATA_KEY]
-    if not texts:
+    manifest = find_manifest(model, path)
+    if manifest is None:
         raise ModelError(f"{path} has no manifest of tvm-fuse", "`tvm-fuse fold MODEL -o OUT` writes one")
-    return from_json(texts[0], str(path))
+    return manifest
 
 
 def external_files(path: Path) -> list[Path]:
-    """The files beside an ONNX model that hold its large tensors, in the order they are met."""
-    model = onnx.load(str(path), load_external_data=False)
-    names: dict[str, None] = {}
-    for tensor in model.graph.initializer:
-        for entry in tensor.external_data:
-            if entry.key == "location":
-                names[entry.value] = None
+    """The files beside an ONNX model that hold its large tensors, in the order they are met.
+
+    Empty for what is no ONNX model.
+    """
+    try:
+        model = onnx.load(str(path), format="protobuf", load_external_data=False)
+    except (DecodeError, ValueError, TypeError, OSError):
+        return []
+    entries = (entry for tensor in _tensors(model.graph) for entry in tensor.external_data)
+    names = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
     return [path.parent / name for name in names]
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """All constants of a graph, those of its nodes and of their subgraphs among them."""
+    yield from graph.initializer
+    for node in graph.node:
+        for entry in node.attribute:
+            yield from (entry.t, *entry.tensors)
+            yield from _tensors(entry.g)

@@ -1,62 +1,63 @@
-"""Run an ONNX model: with ONNX Runtime where it is installed, else with onnx's own reference evaluator."""
+"""Run ONNX models: with ONNX Runtime where it is installed, else with onnx's own reference evaluator."""
 
 from __future__ import annotations
 
-import importlib.util
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Callable
 
 import onnx
 
 from tvm_fuse.core.errors import ToolFailed
 from tvm_fuse.core.graph import Array
 
-__all__ = ["engine_name", "run_onnx"]
+__all__ = ["run_models"]
 
 
-def engine_name() -> str:
-    """What ``run_onnx`` uses."""
-    return "ONNX Runtime" if _has_runtime() else "onnx's reference evaluator"
-
-
-def _has_runtime() -> bool:
-    return importlib.util.find_spec("onnxruntime") is not None
-
-
-def run_onnx(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
-    """Run a model file once, on the CPU, with nothing fused or rewritten.
+def run_models(paths: Sequence[Path], inputs: Mapping[str, Array]) -> tuple[str, list[dict[str, Array]]]:
+    """Run model files once each, on the CPU, with nothing fused or rewritten.
 
     Args:
-        path: The file.
+        paths: The files; the first engine that can run all of them does.
         inputs: Input name -> array.
 
     Returns:
-        Output name -> array, in the order of the model.
+        The name of the engine, and for each model output name -> array, in the order of the model.
 
     Raises:
-        ToolFailed: The engine cannot run the model.
+        ToolFailed: No engine can run the models.
     """
-    try:
-        names, values = _run_runtime(path, inputs) if _has_runtime() else _run_reference(path, inputs)
-    except Exception as error:  # each engine has its own
-        lines = str(error).strip().splitlines() or [type(error).__name__]
-        raise ToolFailed(f"{engine_name()} cannot run {path}: {lines[0]}") from error
-    return dict(zip(names, values))
+    problems = []
+    for name, run in _ENGINES.items():
+        try:
+            return name, [run(path, inputs) for path in paths]
+        except ImportError:
+            problems.append(f"{name} is not installed")
+        except Exception as error:  # each engine has its own
+            lines = str(error).strip().splitlines() or [type(error).__name__]
+            problems.append(f"{name}: {lines[0]}")
+    raise ToolFailed(f"{' and '.join(map(str, paths))} cannot be run: {'; '.join(problems)}")
 
 
-def _run_runtime(path: Path, inputs: Mapping[str, Array]) -> tuple[list[str], list[Any]]:
+def _run_runtime(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     import onnxruntime
 
     options = onnxruntime.SessionOptions()
     options.graph_optimization_level = onnxruntime.GraphOptimizationLevel.ORT_DISABLE_ALL
-    options.log_severity_level = 3
+    options.log_severity_level = 4
     session = onnxruntime.InferenceSession(str(path), options, providers=["CPUExecutionProvider"])
-    return [output.name for output in session.get_outputs()], session.run(None, dict(inputs))
+    return dict(zip((output.name for output in session.get_outputs()), session.run(None, dict(inputs))))
 
 
-def _run_reference(path: Path, inputs: Mapping[str, Array]) -> tuple[list[str], list[Any]]:
+def _run_reference(path: Path, inputs: Mapping[str, Array]) -> dict[str, Array]:
     from onnx.reference import ReferenceEvaluator
 
     evaluator = ReferenceEvaluator(onnx.load(str(path)))
-    return list(evaluator.output_names), list(evaluator.run(None, dict(inputs)))
+    return dict(zip(evaluator.output_names, list(evaluator.run(None, dict(inputs)))))
+
+
+#: Name -> how to run one model, the faster one first.
+_ENGINES: dict[str, Callable[[Path, Mapping[str, Array]], dict[str, Array]]] = {
+    "ONNX Runtime": _run_runtime,
+    "onnx's reference evaluator": _run_reference,
+}

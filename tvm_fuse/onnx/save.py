@@ -18,13 +18,18 @@ from onnx import helper
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.onnx.parts import copy_fields, tensor_array, tensor_header
 
-__all__ = ["LARGEST_FILE", "save_onnx"]
+__all__ = ["LARGEST_FILE", "data_file", "save_onnx"]
 
 #: Bytes of tensors above which they are written beside the model.
 LARGEST_FILE = 2_000_000_000
 
 _SMALLEST_EXTERNAL = 1024  # bytes; smaller tensors stay in the model
 _ALIGNMENT = 4096  # bytes; lets a reader map a tensor into memory
+
+
+def data_file(path: Path) -> Path:
+    """Where the large tensors of a large model lie."""
+    return path.with_name(f"{path.name}.data")
 
 
 def save_onnx(model: Any, path: Path, *, largest_file: int = LARGEST_FILE) -> None:
@@ -38,7 +43,7 @@ def save_onnx(model: Any, path: Path, *, largest_file: int = LARGEST_FILE) -> No
     Raises:
         UsageError: The file cannot be written; what was there before is still there.
     """
-    data = path.with_name(f"{path.name}.data")
+    data = data_file(path)
     is_large = sum(map(_size, model.graph.initializer)) > largest_file
     try:
         with tempfile.TemporaryDirectory(prefix=f".{path.name}.", dir=path.parent) as folder:

@@ -11,7 +11,7 @@ from typing import Any
 from tvm_fuse.core.epsilon import ExpectedEpsilon
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import TensorSpec
-from tvm_fuse.core.manifest import from_json
+from tvm_fuse.core.manifest import FILE_NAME, read_folder
 from tvm_fuse.onnx.load import load_onnx
 from tvm_fuse.onnx.manifest import external_files
 from tvm_fuse.onnx.read import fix_shapes
@@ -112,14 +112,14 @@ def _refuse_onnx_branches(path: Path, graph: Any) -> None:
 def _load_folder(path: Path, shapes: Mapping[str, tuple[int, ...]], params: Path | None) -> RelayModel:
     if shapes or params is not None:
         raise UsageError(f"{path}: --shape and --params are not for a folder, which has both inside")
-    model, values, manifest = (path / name for name in FILES)
-    loaded = _load_relay(model, values)
-    if not manifest.is_file():
-        return replace(loaded, name=path.name)
-    outputs = from_json(manifest.read_text(encoding="utf-8"), str(manifest)).outputs
+    name = path.resolve().name
+    loaded = _load_relay(path / FILES[0], path / FILES[1])
+    if not (path / FILE_NAME).is_file():
+        return replace(loaded, name=name)
+    outputs = read_folder(path).outputs
     if len(outputs) != len(loaded.outputs):
-        raise ModelError(f"{manifest}: names {len(outputs)} outputs; the model has {len(loaded.outputs)}")
-    return replace(loaded, name=path.name, outputs=outputs)
+        raise ModelError(f"{path}: its manifest names {len(outputs)} outputs; it has {len(loaded.outputs)}")
+    return replace(loaded, name=name, outputs=outputs)
 
 
 def _load_relay(path: Path, params: Path | None) -> RelayModel:

@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.graph import Kind
+from tvm_fuse.core.manifest import FILE_NAME
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.read import read_function
 from tvm_fuse.relay.rewrite import Replacement, rebuild_function
@@ -18,7 +19,7 @@ from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 __all__ = ["FILES", "lift_constants", "save_folder"]
 
 #: The files of a folder, in the order in which they are read.
-FILES = ("model.json", "params.bin", "manifest.json")
+FILES = ("model.json", "params.bin", FILE_NAME)
 
 
 def lift_constants(module: Any) -> tuple[Any, dict[str, Any]]:
@@ -61,26 +62,44 @@ def save_folder(module: Any, manifest: str, folder: Path) -> None:
     Args:
         module: A type-inferred Relay module.
         manifest: JSON text.
-        folder: Made if need be; files of the same names in it are replaced, each as a whole.
+        folder: Made if need be; files of the same names in it are replaced, all of them or none.
 
     Raises:
         UsageError: The folder cannot be written.
     """
     lifted, values = lift_constants(module)
-    contents: Mapping[str, bytes] = {
-        "model.json": tvm.ir.save_json(lifted).encode(),
-        "params.bin": bytes(tvm.runtime.save_param_dict(values)),
-        "manifest.json": (manifest + "\n").encode(),
-    }
+    contents = (
+        tvm.ir.save_json(lifted).encode(),
+        bytes(tvm.runtime.save_param_dict(values)),
+        f"{manifest}\n".encode(),
+    )
     is_new = not folder.exists()
     try:
         folder.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            for name, data in contents.items():
-                (Path(scratch) / name).write_bytes(data)
-            for name in contents:
-                os.replace(Path(scratch) / name, folder / name)
+            new, old = (Path(scratch) / name for name in ("new", "old"))
+            new.mkdir()
+            old.mkdir()
+            for name, data in zip(FILES, contents):
+                (new / name).write_bytes(data)
+            _exchange(new, folder, old)
     except OSError as error:
         if is_new:
             shutil.rmtree(folder, ignore_errors=True)
         raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+
+
+def _exchange(new: Path, folder: Path, old: Path) -> None:
+    """Move all files into place; when one cannot be moved, what was there before comes back."""
+    try:
+        for name in FILES:
+            if (folder / name).exists():
+                os.replace(folder / name, old / name)
+            os.replace(new / name, folder / name)
+    except BaseException:
+        for name in FILES:
+            if not (new / name).exists():
+                (folder / name).unlink(missing_ok=True)
+            if (old / name).exists():
+                os.replace(old / name, folder / name)
+        raise

@@ -2,25 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from tvm_fuse.core.epsilon import EpsilonConfig
+from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import digest
 from tvm_fuse.core.inputs import make_inputs
-from tvm_fuse.core.manifest import Manifest
+from tvm_fuse.core.manifest import read_folder
 from tvm_fuse.core.parity import Tolerance, compare
-from tvm_fuse.relay.audit import check_model
+from tvm_fuse.folding import FoldOptions, fold_relay_model
+from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.build import Runner, build_unfused
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.constant_pass import fold_constants
-from tvm_fuse.relay.fold_pass import fold_batch_norms
 from tvm_fuse.relay.load import RelayModel, load_model, model_files
 from tvm_fuse.relay.save import lift_constants
 from tvm_fuse.relay.target import resolve_target
 from tvm_fuse.report import Check, Verification
-from tvm_fuse.verify import check_numbers, check_source, read_manifest
+from tvm_fuse.verify import check_manifest, check_numbers, check_source, check_weights, not_again
 
 __all__ = ["verify_folder"]
 
@@ -35,19 +35,24 @@ def verify_folder(
     seed: int,
 ) -> Verification:
     """``tvm_fuse.verify.verify`` for the folder of a Relay module; both models run unfused on this CPU."""
-    manifest = read_manifest(path)
+    manifest = read_folder(path)
     the_source = check_source(manifest, model_files(source, params))
     if the_source.problem:
-        return Verification(manifest, (the_source,), None, "nothing")
+        return Verification(manifest, (the_source,))
     folded = load_model(path, shapes={})
     model = load_model(source, shapes=shapes, params=params)
-    checked = check_model(model, manifest.epsilon, EpsilonConfig(), align=True)
-    after = _digests(folded.module)
-    before = set(_digests(fold_constants(checked.module)).values())
+    options = FoldOptions(epsilon=manifest.epsilon, align_epsilon=True)
+    try:
+        again, report = fold_relay_model(model, options, manifest.source)
+    except (UsageError, ModelError) as error:
+        return Verification(manifest, (the_source, not_again(error)))
+    before, after = _digests(fold_constants(model.module)), _digests(folded.module)
     checks = (
         the_source,
-        *_check_weights(manifest, before, set(after.values())),
-        check_numbers(_digests(fold_batch_norms(checked.module)), after),
+        check_manifest(manifest, report.manifest),
+        *check_weights(manifest, before.values(), after.values()),
+        check_numbers(_digests(again), after),
+        _check_operators(again, folded.module),
     )
     target = resolve_target("llvm")
     inputs = make_inputs(model.inputs, seed)
@@ -65,12 +70,7 @@ def _digests(module: Any) -> dict[str, str]:
     return {name: digest(value.numpy()) for name, value in lift_constants(module)[1].items()}
 
 
-def _check_weights(manifest: Manifest, before: set[str], after: set[str]) -> Iterator[Check]:
-    """The weights that the manifest states are among the constants; Relay's layers have no lasting names."""
-    for name, (first, last) in manifest.weights.items():
-        problems = [
-            f"{role}: no constant has the digest {wanted}"
-            for role, wanted, found in (("source", first, before), ("folded model", last, after))
-            if wanted not in found
-        ]
-        yield Check(f"weight of {name}", "; ".join(problems))
+def _check_operators(wanted: Any, got: Any) -> Check:
+    """Folding the source again gives the same operators."""
+    same = tvm.ir.structural_equal(*(lift_constants(module)[0] for module in (wanted, got)))
+    return Check("folding the source again gives the same operators", "" if same else "they differ")

@@ -138,6 +138,12 @@ def test_name_with_pattern_characters_matches_itself():
     assert set(resolve_expected(("bn[0]", "bn0"), {}, {"bn[0]": 1e-3})) == {"bn[0]", "bn0"}
 
 
+def test_a_name_wins_over_another_name_that_is_a_pattern_of_it():
+    """As all names at once are given when a folded model is verified."""
+    given = {"bn0": 1e-5, "bn[0]": 1e-3}
+    assert {name: e.value for name, e in resolve_expected(("bn[0]", "bn0"), {}, given).items()} == given
+
+
 @pytest.mark.parametrize("value", [-1e-5, float("nan"), float("inf")])
 def test_invalid_values(value):
     with pytest.raises(UsageError, match="wanted a finite number >= 0"):

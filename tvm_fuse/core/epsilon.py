@@ -248,18 +248,17 @@ def resolve_expected(
 
 def _match_patterns(names: tuple[str, ...], values: Mapping[str, float], place: str = "") -> dict[str, float]:
     matched: dict[str, float] = {}
-    for pattern, value in sorted(values.items(), key=lambda item: item[0] in names):
+    for pattern, value in values.items():
         if not math.isfinite(value) or value < 0:
             raise UsageError(f"{place}epsilon for {pattern!r}: wanted a finite number >= 0, got {value}")
-        is_name = pattern in names
-        matching = [pattern] if is_name else [name for name in names if fnmatchcase(name, pattern)]
+        matching = [name for name in names if name == pattern or fnmatchcase(name, pattern)]
         if not matching:
             raise UsageError(
                 f"{place}epsilon for {pattern!r}: no batch norm has that name; {_name_some(names)}",
                 "quote the pattern, or use '*' for all of them",
             )
         matched.update(dict.fromkeys(matching, value))
-    return matched
+    return {name: values.get(name, value) for name, value in matched.items()}
 
 
 def _match_layers(names: tuple[str, ...], config: EpsilonConfig) -> dict[str, float]:

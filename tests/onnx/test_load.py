@@ -7,8 +7,8 @@ import onnx
 import pytest
 from onnx import helper
 
-from tests.onnx.test_recompose import EPSILON, NORM, SPELLINGS, C, operators, parameters, pieces
 from tests.support.onnx_models import Builder, run
+from tests.support.onnx_pieces import EPSILON, NORM, SPELLINGS, C, parameters, pieces
 from tvm_fuse.core.epsilon import EpsilonOrigin
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.folding import FoldOptions, fold_file
@@ -29,6 +29,10 @@ def save(tmp_path):
         return tmp_path / "model.onnx"
 
     return write
+
+
+def operators(model):
+    return [node.op_type for node in model.graph.node if node.op_type != "Constant"]
 
 
 def epsilons(model):

@@ -13,12 +13,13 @@ from typing import Any, Callable
 
 import numpy as np
 
+from tvm_fuse.core.dtypes import FLOATS, narrow, widen
 from tvm_fuse.core.graph import Kind, Node
 from tvm_fuse.core.layout import transform
 from tvm_fuse.relay.base import relay
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import ReadFunction
-from tvm_fuse.relay.rewrite import Replacement, rebuild_function
+from tvm_fuse.relay.rewrite import Replacement, constant, rebuild_function
 
 __all__ = ["fold_all_constants", "fold_constants"]
 
@@ -60,12 +61,12 @@ def fold_all_constants(module: Any) -> Any:
 
 def _constant_operators(read: ReadFunction) -> list[str]:
     """Names of the operators that work on nothing but constants."""
-    constant: set[int] = set(read.graph.constants)
+    known: set[int] = set(read.graph.constants)
     names = []
     for node in read.graph.nodes:
-        if node.kind in (Kind.INPUT, Kind.CONSTANT) or not all(source in constant for source in node.inputs):
+        if node.kind in (Kind.INPUT, Kind.CONSTANT) or not all(source in known for source in node.inputs):
             continue
-        constant.add(node.id)
+        known.add(node.id)
         if node.kind not in (Kind.TUPLE, Kind.GET_ITEM):
             names.append(node.op)
     return names
@@ -77,33 +78,41 @@ def _rewrite(read: ReadFunction) -> Any:
     for node in read.graph.nodes:
         operands = [values.get(source) for source in node.inputs]
         known = [operand for operand in operands if operand is not None]
-        if node.op not in _OPERATORS or not known or len(known) != len(operands):
+        if node.op not in _KNOWN or not known or len(known) != len(operands):
             continue
         value = _evaluate(read, node, known)
         if value is not None:
             values[node.id] = value
-            replacements[node.id] = _constant(value, read.expressions[node.id])
+            replacements[node.id] = _constant(value, node.output.dtype)
     return rebuild_function(read, replacements)
 
 
 def _evaluate(read: ReadFunction, node: Node, operands: list[np.ndarray]) -> np.ndarray | None:
     info = node.output
-    if not info.is_static or info.dtype not in ("float16", "float32", "float64", "int32", "int64", "bool"):
+    if not info.is_static or info.dtype not in _DTYPES:
+        return None
+    if node.kind is Kind.DIVIDE and info.dtype not in FLOATS:
         return None
     shape = tuple(int(dim) for dim in info.shape)
-    if node.kind is Kind.DIVIDE and not info.dtype.startswith("float"):
-        return None
+    attrs = read.expressions[node.id].attrs
+    if node.op in _MOVES:
+        moved = _MOVES[node.op](attrs, operands, shape)
+        return np.ascontiguousarray(moved).reshape(shape)
+    dtypes = [read.graph.nodes[source].output.dtype for source in node.inputs]
     with np.errstate(all="ignore"):
-        value = _OPERATORS[node.op](read.expressions[node.id].attrs, operands, shape)
-    value = np.ascontiguousarray(value, dtype=info.dtype).reshape(shape)
-    return value
+        value = _OPERATORS[node.op](attrs, list(map(_computable, operands, dtypes)), shape)
+        if info.dtype == "bfloat16":
+            return narrow(value.astype(np.float64), info.dtype).reshape(shape)
+        return np.ascontiguousarray(value, dtype=info.dtype).reshape(shape)
 
 
-def _constant(value: np.ndarray, expr: Any) -> Replacement:
-    def construct(new: Callable[[int], Any]) -> Any:
-        return relay.const(value, str(value.dtype))
+def _computable(operand: np.ndarray, dtype: str) -> np.ndarray:
+    """bfloat16 as float32, in which TVM computes it; its results are rounded one by one."""
+    return widen(operand, dtype).astype(np.float32) if dtype == "bfloat16" else operand
 
-    return construct
+
+def _constant(value: np.ndarray, dtype: str) -> Replacement:
+    return lambda new: constant(value, dtype)
 
 
 def _axes(attrs: Any, operand: np.ndarray) -> list[int]:
@@ -112,17 +121,10 @@ def _axes(attrs: Any, operand: np.ndarray) -> list[int]:
     return [int(axis) for axis in attrs.axes]
 
 
-#: Operator -> its value from (attributes, operands, output shape).
-_OPERATORS: dict[str, Evaluate] = {
-    "add": lambda attrs, x, shape: x[0] + x[1],
-    "subtract": lambda attrs, x, shape: x[0] - x[1],
-    "multiply": lambda attrs, x, shape: x[0] * x[1],
-    "divide": lambda attrs, x, shape: x[0] / x[1],
-    "negative": lambda attrs, x, shape: -x[0],
-    "power": lambda attrs, x, shape: np.power(x[0], x[1]),
-    "sqrt": lambda attrs, x, shape: np.sqrt(x[0]),
-    "rsqrt": lambda attrs, x, shape: 1 / np.sqrt(x[0]),
-    "cast": lambda attrs, x, shape: x[0].astype(str(attrs.dtype)),
+_DTYPES = (*FLOATS, "int32", "int64", "bool")
+
+#: Operators that move elements -> their value from (attributes, operands, output shape).
+_MOVES: dict[str, Evaluate] = {
     "reshape": lambda attrs, x, shape: x[0].reshape(shape),
     "squeeze": lambda attrs, x, shape: x[0].reshape(shape),
     "expand_dims": lambda attrs, x, shape: x[0].reshape(shape),
@@ -132,3 +134,23 @@ _OPERATORS: dict[str, Evaluate] = {
     "broadcast_to": lambda attrs, x, shape: np.broadcast_to(x[0], shape),
     "layout_transform": lambda attrs, x, shape: transform(x[0], str(attrs.src_layout), str(attrs.dst_layout)),
 }
+
+#: Operators that compute -> the same.
+_OPERATORS: dict[str, Evaluate] = {
+    "add": lambda attrs, x, shape: x[0] + x[1],
+    "subtract": lambda attrs, x, shape: x[0] - x[1],
+    "multiply": lambda attrs, x, shape: x[0] * x[1],
+    "divide": lambda attrs, x, shape: x[0] / x[1],
+    "negative": lambda attrs, x, shape: -x[0],
+    "power": lambda attrs, x, shape: np.power(x[0], x[1]),
+    "sqrt": lambda attrs, x, shape: np.sqrt(x[0]),
+    "rsqrt": lambda attrs, x, shape: 1 / np.sqrt(x[0]),
+    "cast": lambda attrs, x, shape: _cast(x[0], str(attrs.dtype)),
+}
+
+
+_KNOWN = frozenset((*_MOVES, *_OPERATORS))
+
+
+def _cast(array: np.ndarray, dtype: str) -> np.ndarray:
+    return array if dtype == "bfloat16" else array.astype(dtype)

@@ -9,9 +9,9 @@ import numpy as np
 import pytest
 
 from tvm_fuse.core.affine import AffineRecord
-from tvm_fuse.core.edit import Edit
+from tvm_fuse.core.edit import Direction, Edit
 from tvm_fuse.core.epsilon import ChannelImpact, EpsilonCheck, EpsilonImpact, EpsilonOrigin
-from tvm_fuse.core.fold import Direction, FoldRecord
+from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import HINTS, Code, Reason, declined
 from tvm_fuse.core.weights import FoldedLayer
@@ -121,7 +121,7 @@ def test_a_model_without_inputs_says_so():
 
 
 def test_other_scales_and_shifts_are_counted():
-    record = AffineRecord(("add", "multiply"), 2.0, (LAYER,), EDIT)
+    record = AffineRecord(("add", "multiply"), 2.0, Direction.BEFORE, (LAYER,), EDIT)
     report = make_report(scale_shifts=(record, record))
     assert "2 other scales and shifts" in render(report)
     (first, _) = json.loads(to_json(report))["scale_shifts"]

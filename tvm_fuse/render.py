@@ -7,8 +7,9 @@ from collections import Counter
 from collections.abc import Sequence
 
 from tvm_fuse.core.affine import AffineRecord
+from tvm_fuse.core.edit import Direction
 from tvm_fuse.core.epsilon import EpsilonOrigin
-from tvm_fuse.core.fold import Direction, FoldRecord
+from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.manifest import Manifest
 from tvm_fuse.core.parity import ParityReport, ParityRow
 from tvm_fuse.core.reason import Decision

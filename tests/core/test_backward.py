@@ -11,7 +11,8 @@ from tests.support.graphs import GraphBuilder, Norm, apply_folds, plain_norm, ra
 from tests.support.numerics import evaluate, from_plain, max_error
 from tvm_fuse.core.affine import plan_affine_folds
 from tvm_fuse.core.dtypes import FLOATS, narrow
-from tvm_fuse.core.fold import Direction, plan_folds
+from tvm_fuse.core.edit import Direction
+from tvm_fuse.core.fold import plan_folds
 from tvm_fuse.core.graph import ANCHOR_KINDS, ConcatenateAttrs, Kind, TensorInfo
 from tvm_fuse.core.reason import Code
 

@@ -13,9 +13,9 @@ import pytest
 
 from tests.support.graphs import GraphBuilder, Norm, apply_folds, plain_norm, random_norm, sizes
 from tests.support.numerics import evaluate, fold_by_hand, max_error
+from tvm_fuse.core.edit import Direction
 from tvm_fuse.core.fold import (
     BatchNorm,
-    Direction,
     audit_statistics,
     fold_bias,
     fold_scale,

@@ -10,7 +10,8 @@ from tests.support.numerics import evaluate, from_plain, max_error
 from tvm_fuse.core.affine import plan_affine_folds
 from tvm_fuse.core.channelwise import Affine
 from tvm_fuse.core.dtypes import narrow
-from tvm_fuse.core.fold import Direction, plan_folds
+from tvm_fuse.core.edit import Direction
+from tvm_fuse.core.fold import plan_folds
 from tvm_fuse.core.forward import absorb_forward
 from tvm_fuse.core.graph import ANCHOR_KINDS, Kind
 from tvm_fuse.core.reason import Code

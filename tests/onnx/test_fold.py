@@ -11,7 +11,7 @@ from onnx import TensorProto, helper
 
 from examples.models import MODELS
 from tests.support.onnx_models import Builder, run
-from tvm_fuse.core.fold import Direction
+from tvm_fuse.core.edit import Direction
 from tvm_fuse.core.reason import Code
 from tvm_fuse.onnx.fold import fold_onnx
 from tvm_fuse.onnx.parts import put_together, take_apart

@@ -29,7 +29,7 @@ import numpy as np
 from tvm_fuse.core.activations import match_activation
 from tvm_fuse.core.backward import absorb_backward
 from tvm_fuse.core.channelwise import AFFINE_KINDS, Affine, Axes, channel_count, read_step
-from tvm_fuse.core.edit import Edit, choose_disjoint
+from tvm_fuse.core.edit import Direction, Edit, choose_disjoint
 from tvm_fuse.core.forward import absorb_forward
 from tvm_fuse.core.graph import ANCHOR_KINDS, BiasAddAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Decision, Reason, applied, declined
@@ -47,12 +47,14 @@ class AffineRecord:
     Args:
         operators: The front end's names of the operators, in order.
         gain_max: Largest ``abs(a)``.
+        direction: Where the layers are.
         layers: The layers, with digests of their weights and the bound on the rounding error.
         edit: What changes in the graph.
     """
 
     operators: tuple[str, ...]
     gain_max: float
+    direction: Direction
     layers: tuple[FoldedLayer, ...]
     edit: Edit = field(compare=False, repr=False)
 
@@ -85,23 +87,17 @@ def plan_affine_folds(graph: Graph) -> tuple[tuple[AffineRecord, ...], tuple[Dec
     records: list[AffineRecord] = []
     decisions: list[Decision] = []
     outcomes = {runs[0].nodes[0]: (runs[0], _fold_first(graph, runs)) for runs in _find_runs(graph)}
-    chosen = _choose({key: found for key, (_, found) in outcomes.items() if isinstance(found, _Found)})
-    for key, (run, found) in outcomes.items():
+    found = {key: record for key, (_, record) in outcomes.items() if isinstance(record, AffineRecord)}
+    chosen = choose_disjoint({key: record.edit for key, record in found.items()})
+    for key, (run, outcome) in outcomes.items():
         start = graph.nodes[run.value]
-        if isinstance(found, Reason):
+        if isinstance(outcome, Reason):
             if start.kind in ANCHOR_KINDS:
-                decisions.append(declined(RULE, str(start), found))
+                decisions.append(declined(RULE, str(start), outcome))
         elif key in chosen:
-            records.append(found.record)
-            detail = ", ".join(found.record.operators)
-            decisions.append(applied(RULE, found.record.anchor_name, detail))
+            records.append(outcome)
+            decisions.append(applied(RULE, outcome.anchor_name, ", ".join(outcome.operators)))
     return tuple(records), tuple(decisions)
-
-
-def _choose(found: dict[int, _Found]) -> frozenset[int]:
-    """The runs to fold in this round; folding into layers before comes first, as for batch norms."""
-    ordered = sorted(found, key=lambda key: found[key].is_after)
-    return choose_disjoint({key: found[key].record.edit for key in ordered})
 
 
 # --- runs ------------------------------------------------------------------------------------
@@ -185,24 +181,16 @@ def _is_one_add(graph: Graph, run: _Run) -> bool:
 # --- construction ----------------------------------------------------------------------------
 
 
-@dataclass(frozen=True)
-class _Found:
-    """A fold, and whether it goes into the layers after."""
-
-    record: AffineRecord
-    is_after: bool
-
-
-def _fold_first(graph: Graph, runs: list[_Run]) -> _Found | Reason:
+def _fold_first(graph: Graph, runs: list[_Run]) -> AffineRecord | Reason:
     """The first of some readings of a run that folds, or why the first one does not."""
     outcomes = (_fold_run(graph, run) for run in runs)
     first = next(outcomes)
     if not isinstance(first, Reason):
         return first
-    return next((outcome for outcome in outcomes if isinstance(outcome, _Found)), first)
+    return next((outcome for outcome in outcomes if isinstance(outcome, AffineRecord)), first)
 
 
-def _fold_run(graph: Graph, run: _Run) -> _Found | Reason:
+def _fold_run(graph: Graph, run: _Run) -> AffineRecord | Reason:
     operators = tuple(graph.nodes[node].op for node in run.nodes)
     source = " and ".join(operators)
     aliases = dict(zip(run.nodes, (run.value, *run.nodes)))
@@ -212,10 +200,10 @@ def _fold_run(graph: Graph, run: _Run) -> _Found | Reason:
         absorbed = absorb_forward(graph, run.nodes[-1:], run.axes, run.affine, source)
     if isinstance(absorbed, Reason):
         return before if isinstance(before, Reason) else absorbed
-    record = AffineRecord(
+    return AffineRecord(
         operators=operators,
         gain_max=float(np.abs(run.affine.scale).max()),
+        direction=absorbed.direction,
         layers=absorbed.folded,
         edit=absorbed.edit(aliases),
     )
-    return _Found(record, is_after=absorbed is not before)

@@ -33,7 +33,7 @@ from tvm_fuse.core.channelwise import (
     channel_count,
     read_step,
 )
-from tvm_fuse.core.edit import Edit, LayerEdit
+from tvm_fuse.core.edit import Direction, Edit, LayerEdit
 from tvm_fuse.core.graph import ANCHOR_KINDS, ConvAttrs, Graph, Kind, Node
 from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.core.weights import (
@@ -61,6 +61,7 @@ class Absorbed:
 
     layers: tuple[tuple[LayerEdit, FoldedLayer], ...]
     aliases: Mapping[int, int]
+    direction: Direction = Direction.BEFORE
 
     @property
     def folded(self) -> tuple[FoldedLayer, ...]:
@@ -69,7 +70,7 @@ class Absorbed:
 
     def edit(self, aliases: Mapping[int, int]) -> Edit:
         """The edit, with the values that carried the map aliased as well."""
-        return Edit(tuple(edit for edit, _ in self.layers), {**self.aliases, **aliases})
+        return Edit(tuple(edit for edit, _ in self.layers), {**self.aliases, **aliases}, self.direction)
 
 
 @dataclass(frozen=True)

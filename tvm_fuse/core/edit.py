@@ -16,10 +16,18 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
+from enum import Enum
 
 from tvm_fuse.core.graph import Array
 
-__all__ = ["Edit", "LayerEdit", "choose_disjoint"]
+__all__ = ["Direction", "Edit", "LayerEdit", "choose_disjoint"]
+
+
+class Direction(str, Enum):
+    """Where the layers are that take in what was next to them."""
+
+    BEFORE = "before"
+    AFTER = "after"
 
 
 @dataclass(frozen=True)
@@ -47,10 +55,12 @@ class Edit:
         layers: At least one; each anchor at most once.
         aliases: Id of a value -> id of the value, with the same shape and dtype, that replaces it
             (and is itself subject to ``aliases``).
+        direction: Where the layers are.
     """
 
     layers: tuple[LayerEdit, ...]
     aliases: Mapping[int, int]
+    direction: Direction = Direction.BEFORE
 
     @property
     def touched(self) -> frozenset[int]:
@@ -61,15 +71,18 @@ class Edit:
 def choose_disjoint(edits: Mapping[int, Edit]) -> frozenset[int]:
     """The edits that can be made in one round.
 
+    Edits of layers before go first: one of a layer after may leave a map over its output there, past
+    which nothing folds back.
+
     Args:
-        edits: Any key -> edit; those that come first take precedence.
+        edits: Any key -> edit; of those in one direction the first take precedence.
 
     Returns:
         The keys of the edits that touch nothing that an earlier one touches.
     """
     touched: set[int] = set()
     chosen = []
-    for key, edit in edits.items():
+    for key, edit in sorted(edits.items(), key=lambda item: item[1].direction is Direction.AFTER):
         if touched.isdisjoint(edit.touched):
             chosen.append(key)
         touched |= edit.touched

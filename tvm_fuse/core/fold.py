@@ -30,14 +30,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 
 import numpy as np
 
 from tvm_fuse.core.backward import Absorbed, absorb_backward
 from tvm_fuse.core.channelwise import Affine
 from tvm_fuse.core.dtypes import Array
-from tvm_fuse.core.edit import Edit, choose_disjoint
+from tvm_fuse.core.edit import Direction, Edit, choose_disjoint
 from tvm_fuse.core.epsilon import check_epsilon_dtype
 from tvm_fuse.core.forward import absorb_forward
 from tvm_fuse.core.graph import BatchNormAttrs, Graph, Kind, Node
@@ -47,7 +46,6 @@ from tvm_fuse.core.weights import FoldedLayer
 __all__ = [
     "RULE",
     "BatchNorm",
-    "Direction",
     "FoldRecord",
     "audit_statistics",
     "fold_bias",
@@ -76,13 +74,6 @@ class BatchNorm:
     beta: Array = field(compare=False, repr=False)
     mean: Array = field(compare=False, repr=False)
     variance: Array = field(compare=False, repr=False)
-
-
-class Direction(str, Enum):
-    """Where the layers are that took a batch norm in."""
-
-    BEFORE = "before"
-    AFTER = "after"
 
 
 @dataclass(frozen=True)
@@ -209,7 +200,8 @@ def plan_folds(graph: Graph) -> tuple[tuple[FoldRecord, ...], tuple[Decision, ..
     records: list[FoldRecord] = []
     decisions: list[Decision] = []
     outcomes = {node.id: _fold_one(graph, node) for node in graph.of_kind(Kind.BATCH_NORM)}
-    chosen = _choose([outcome for outcome in outcomes.values() if isinstance(outcome, FoldRecord)])
+    found = {node: record for node, record in outcomes.items() if isinstance(record, FoldRecord)}
+    chosen = choose_disjoint({node: record.edit for node, record in found.items()})
     for node in graph.of_kind(Kind.BATCH_NORM, Kind.DATA_NORM):
         outcome = outcomes.get(node.id)
         if outcome is None:
@@ -222,15 +214,6 @@ def plan_folds(graph: Graph) -> tuple[tuple[FoldRecord, ...], tuple[Decision, ..
             detail = f"into {outcome.anchor_name}, epsilon {outcome.epsilon:.9g}"
             decisions.append(applied(RULE, str(node), detail))
     return tuple(records), tuple(decisions)
-
-
-def _choose(records: list[FoldRecord]) -> frozenset[int]:
-    """The batch norms to fold in this round; folding into layers before comes first.
-
-    A fold into a layer after may leave a map over its output there, past which nothing folds back.
-    """
-    ordered = sorted(records, key=lambda record: record.direction is Direction.AFTER)
-    return choose_disjoint({record.batch_norm: record.edit for record in ordered})
 
 
 def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
@@ -248,10 +231,10 @@ def _fold_one(graph: Graph, node: Node) -> FoldRecord | Reason:
     data, axes = node.inputs[0], (node.attrs.axis,)
     before = absorb_backward(graph, data, node.id, axes, affine, bn.name)
     if not isinstance(before, Reason):
-        return _record(bn, scale, Direction.BEFORE, before, dict.fromkeys(results, data))
+        return _record(bn, scale, before, dict.fromkeys(results, data))
     after = absorb_forward(graph, results, axes, affine, bn.name)
     if not isinstance(after, Reason):
-        return _record(bn, scale, Direction.AFTER, after, dict.fromkeys(results, data))
+        return _record(bn, scale, after, dict.fromkeys(results, data))
     return _more_useful(before, after, is_first=graph.nodes[data].kind is Kind.INPUT)
 
 
@@ -266,16 +249,14 @@ def _more_useful(before: Reason, after: Reason, *, is_first: bool) -> Reason:
     return after if is_first or after.code is not Code.BN_READER_UNSUPPORTED else before
 
 
-def _record(
-    bn: BatchNorm, scale: Array, direction: Direction, absorbed: Absorbed, results: Mapping[int, int]
-) -> FoldRecord:
+def _record(bn: BatchNorm, scale: Array, absorbed: Absorbed, results: Mapping[int, int]) -> FoldRecord:
     return FoldRecord(
         batch_norm=bn.node,
         name=bn.name,
         epsilon=bn.epsilon,
         variance_min=float(bn.variance.min()),
         gain_max=float(np.abs(scale).max()),
-        direction=direction,
+        direction=absorbed.direction,
         layers=absorbed.folded,
         edit=absorbed.edit(results),
     )

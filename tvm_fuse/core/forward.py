@@ -30,7 +30,7 @@ import numpy as np
 from tvm_fuse.core.backward import ACTIVATION_KINDS, Absorbed
 from tvm_fuse.core.channelwise import MOVE_KINDS, Affine, Axes, after_move, channel_count, read_step
 from tvm_fuse.core.dtypes import Array
-from tvm_fuse.core.edit import LayerEdit
+from tvm_fuse.core.edit import Direction, LayerEdit
 from tvm_fuse.core.graph import ANCHOR_KINDS, TRANSPOSED_KINDS, ConvAttrs, Dim, Graph, Kind, Node
 from tvm_fuse.core.layout import axis_index, transform
 from tvm_fuse.core.reason import Code, Reason
@@ -98,7 +98,7 @@ def absorb_forward(
             open_ways.append(further)
     if not layers:
         return _unsupported(source, None)
-    return Absorbed(tuple(layers.values()), aliases)
+    return Absorbed(tuple(layers.values()), aliases, Direction.AFTER)
 
 
 def _further(graph: Graph, node: Node, way: _Way, aliases: dict[int, int]) -> _Way | None:

@@ -7,23 +7,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import Any, Callable
+from typing import Any
 
-from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
-from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
+from tvm_fuse.core.affine import AffineRecord
+from tvm_fuse.core.fold import RULE, FoldRecord
 from tvm_fuse.core.graph import Graph, Kind
 from tvm_fuse.core.reason import Code, Decision, Reason, declined
+from tvm_fuse.core.rounds import MOST_ROUNDS, plan_round
 from tvm_fuse.onnx.graph import read_graph
 from tvm_fuse.onnx.parts import Parts, put_together, take_apart
 from tvm_fuse.onnx.read import OnnxModel
 from tvm_fuse.onnx.write import apply_edits
 
 __all__ = ["FoldedModel", "fold_onnx", "fold_parts"]
-
-#: Batch norms in a row fold one a round; a longer row than this is not a model.
-_MAX_ROUNDS = 64
 
 
 @dataclass(frozen=True)
@@ -65,15 +62,20 @@ def fold_parts(parts: Parts) -> FoldedModel:
     Raises:
         ModelError: The shapes of the model cannot be inferred.
     """
-    norms = _Outcome(plan_folds)
-    pieces = _Outcome(plan_affine_folds)
-    for _ in range(_MAX_ROUNDS):
-        before = parts
-        parts = pieces.run(norms.run(parts))
-        if parts is before:
+    folds: list[FoldRecord] = []
+    runs: list[AffineRecord] = []
+    done: list[Decision] = []
+    for _ in range(MOST_ROUNDS):
+        read = read_graph(parts)
+        planned = plan_round(read.graph)
+        if not planned.edits:
             break
-    decisions = (*norms.decisions, *_unread(read_graph(parts).graph), *pieces.decisions)
-    return FoldedModel(parts, tuple(norms.records), tuple(pieces.records), decisions)
+        parts = apply_edits(read, planned.edits)
+        folds += planned.folds
+        runs += planned.runs
+        done += planned.applied
+    decisions = (*done, *planned.left, *_unread(read.graph))
+    return FoldedModel(parts, tuple(folds), tuple(runs), decisions)
 
 
 def _unread(graph: Graph) -> list[Decision]:
@@ -84,31 +86,3 @@ def _unread(graph: Graph) -> list[Decision]:
         for node in graph.of_kind(Kind.OTHER)
         if node.op == "BatchNormalization"
     ]
-
-
-class _Outcome:
-    """What the rounds of one rule came to.
-
-    Args:
-        plan: The rule: the records to apply to a graph, and its decisions.
-    """
-
-    def __init__(self, plan: Callable[[Graph], tuple[Sequence[Any], Sequence[Decision]]]) -> None:
-        self._plan = plan
-        self._done: list[Decision] = []
-        self._open: list[Decision] = []
-        self.records: list[Any] = []
-
-    @property
-    def decisions(self) -> tuple[Decision, ...]:
-        """What was done in all rounds, then what the last round left."""
-        return (*self._done, *self._open)
-
-    def run(self, parts: Parts) -> Parts:
-        """One round; the same parts when there was nothing to do."""
-        read = read_graph(parts)
-        records, decisions = self._plan(read.graph)
-        self.records.extend(records)
-        self._done.extend(decision for decision in decisions if decision.applied)
-        self._open = [decision for decision in decisions if not decision.applied]
-        return apply_edits(read, [record.edit for record in records]) if records else parts

@@ -17,9 +17,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
-from tvm_fuse.core.affine import AffineRecord, plan_affine_folds
+from tvm_fuse.core.affine import RULE as AFFINE_RULE
 from tvm_fuse.core.audit import audit_graph, compare_epsilons, mismatch
-from tvm_fuse.core.edit import LayerEdit
+from tvm_fuse.core.edit import Edit, LayerEdit
 from tvm_fuse.core.epsilon import (
     EpsilonCheck,
     EpsilonConfig,
@@ -28,9 +28,10 @@ from tvm_fuse.core.epsilon import (
     resolve_expected,
 )
 from tvm_fuse.core.errors import ModelError
-from tvm_fuse.core.fold import RULE, FoldRecord, plan_folds
-from tvm_fuse.core.graph import Graph, Kind, Node
+from tvm_fuse.core.fold import RULE
+from tvm_fuse.core.graph import Kind, Node
 from tvm_fuse.core.reason import Decision, Reason, applied, declined, refusal
+from tvm_fuse.core.rounds import MOST_ROUNDS, plan_round
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
@@ -40,9 +41,6 @@ from tvm_fuse.relay.record import PassRecord, last_report, record
 from tvm_fuse.relay.rewrite import Replacement, constant, rebuild_expression, rebuild_function, renamed
 
 __all__ = ["align_epsilon", "fold_batch_norms"]
-
-#: Batch norms in a row fold one a round; a longer row than this is not a model.
-_MAX_ROUNDS = 64
 
 
 def fold_batch_norms(module: Any) -> Any:
@@ -58,17 +56,16 @@ def fold_batch_norms(module: Any) -> Any:
     """
     module = fold_constants(_name_batch_norms(recompose_batch_norms(module, again=True)))
     warnings = _collect_warnings(module)
-    norms, pieces = _Outcome(), _Outcome()
-    for _ in range(_MAX_ROUNDS):
-        module, folded = _fold_round(module, plan_folds, norms)
-        module, absorbed = _fold_round(module, plan_affine_folds, pieces)
-        if not folded and not absorbed:
+    norms, runs = _Outcome(), _Outcome()
+    for _ in range(MOST_ROUNDS):
+        module, changed = _fold_round(module, norms, runs)
+        if not changed:
             break
-    left = sum(decision.rule == RULE for decision in norms.open)
+    left = sum(decision.rule == RULE for decision in norms.left)
     summary = f"{len(norms.records)} of {len(norms.records) + left} batch norms folded"
     record(replace(norms.as_record("FoldBatchNorm", summary), warnings=warnings))
-    summary = f"{len(pieces.records)} other scales and shifts folded"
-    record(pieces.as_record("FoldScaleShift", summary))
+    summary = f"{len(runs.records)} other scales and shifts folded"
+    record(runs.as_record("FoldScaleShift", summary))
     return module
 
 
@@ -85,26 +82,29 @@ def _collect_warnings(module: Any) -> tuple[Reason, ...]:
 
 @dataclass
 class _Outcome:
-    """What the rounds of one rule came to; ``open`` is what the last round left."""
+    """What the rounds of one rule came to; ``left`` is what the last round left."""
 
     records: list[Any] = field(default_factory=list)
     done: list[Decision] = field(default_factory=list)
-    open: list[Decision] = field(default_factory=list)
+    left: list[Decision] = field(default_factory=list)
 
     def as_record(self, name: str, summary: str) -> PassRecord:
-        return PassRecord(name, summary, bool(self.records), (*self.done, *self.open), tuple(self.records))
+        return PassRecord(name, summary, bool(self.records), (*self.done, *self.left), tuple(self.records))
 
 
-def _fold_round(module: Any, plan: Callable[[Graph], Any], outcome: _Outcome) -> tuple[Any, bool]:
-    """Apply what a rule plans for the module as it is now."""
-    outcome.open = []
+def _fold_round(module: Any, norms: _Outcome, runs: _Outcome) -> tuple[Any, bool]:
+    """Apply what is planned for the module as it is now."""
+    norms.left, runs.left = [], []
 
     def rewrite(read: ReadFunction) -> Any:
-        records, decisions = plan(read.graph)
-        outcome.records.extend(records)
-        outcome.done.extend(decision for decision in decisions if decision.applied)
-        outcome.open.extend(decision for decision in decisions if not decision.applied)
-        return _apply_folds(read, records)
+        planned = plan_round(read.graph)
+        norms.records += planned.folds
+        runs.records += planned.runs
+        for decision in planned.applied:
+            (runs if decision.rule == AFFINE_RULE else norms).done.append(decision)
+        for decision in planned.left:
+            (runs if decision.rule == AFFINE_RULE else norms).left.append(decision)
+        return _apply_edits(read, planned.edits)
 
     return rewrite_functions(module, rewrite)
 
@@ -119,11 +119,11 @@ def _name_batch_norms(module: Any) -> Any:
     return rewrite_functions(module, rewrite)[0]
 
 
-def _apply_folds(read: ReadFunction, folds: tuple[FoldRecord | AffineRecord, ...]) -> Any:
+def _apply_edits(read: ReadFunction, edits: tuple[Edit, ...]) -> Any:
     replacements: dict[int, Replacement] = {}
-    for fold in folds:
-        replacements.update((layer.anchor, _layer(read, layer)) for layer in fold.edit.layers)
-        replacements.update((value, _alias(other)) for value, other in fold.edit.aliases.items())
+    for edit in edits:
+        replacements.update((layer.anchor, _layer(read, layer)) for layer in edit.layers)
+        replacements.update((value, _alias(other)) for value, other in edit.aliases.items())
     return rebuild_function(read, replacements)
 
 

@@ -382,7 +382,7 @@ def _copy_folded(
 
 
 def apply_recompositions(graph: Graph, records: Iterable[Recomposition]) -> Graph:
-    """The graph with a batch norm in the place of the operators."""
+    """The graph with a batch norm in the place of the operators, which are gone."""
     by_result = {record.result: record for record in records}
     builder = GraphBuilder()
     new: dict[int, int] = {}
@@ -395,7 +395,7 @@ def apply_recompositions(graph: Graph, records: Iterable[Recomposition]) -> Grap
         new[node.id] = builder.norm(
             new[record.data], vectors, axis=record.axis, epsilon=record.epsilon, name=record.name
         )
-    return builder.build(*(new[output] for output in graph.outputs))
+    return _only_live(builder.build(*(new[output] for output in graph.outputs)))
 
 
 def _window(size: Any, kernel: int, stride: int, padding: int, dilation: int) -> Any:

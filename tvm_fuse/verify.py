@@ -2,21 +2,26 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Iterable, Iterator, Mapping
+from contextlib import contextmanager
 from itertools import zip_longest
 from pathlib import Path
 
+from tvm_fuse.core.epsilon import EpsilonCheck
 from tvm_fuse.core.errors import ModelError, ToolFailed, UsageError
 from tvm_fuse.core.graph import digest
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import FoldedNorm, FoldedRun, Manifest, first_difference, hash_files, read_folder
 from tvm_fuse.core.parity import Tolerance, compare
 from tvm_fuse.folding import FoldOptions, fold_onnx_model
+from tvm_fuse.onnx.epsilon import set_epsilons
 from tvm_fuse.onnx.load import load_onnx
 from tvm_fuse.onnx.manifest import external_files, load_manifest, with_manifest
-from tvm_fuse.onnx.parts import Parts, take_apart
-from tvm_fuse.onnx.read import fix_shapes, read_onnx
+from tvm_fuse.onnx.parts import Parts, put_together, take_apart
+from tvm_fuse.onnx.read import OnnxModel, fix_shapes, read_onnx
 from tvm_fuse.onnx.run import run_models
+from tvm_fuse.onnx.save import save_onnx
 from tvm_fuse.report import Check, Verification
 
 __all__ = [
@@ -91,12 +96,26 @@ def verify(
         _check_operators(again.parts, folded, manifest),
     )
     try:
-        engine, (want, got) = run_models([source, path], inputs)
+        with _aligned(model, report.epsilon) as reference:
+            engine, (want, got) = run_models([reference, path], inputs)
     except ToolFailed:
         if not any(check.problem for check in checks):
             raise
         return Verification(manifest, checks)
     return Verification(manifest, checks, compare(want, got, tolerance=tolerance, seed=seed), engine)
+
+
+@contextmanager
+def _aligned(model: OnnxModel, epsilon: Iterable[EpsilonCheck]) -> Iterator[Path]:
+    """A file of the source with the epsilons that it was folded with: its own, unless they were aligned."""
+    differing = {check.name: check.used for check in epsilon if not check.matches}
+    if not differing:
+        yield model.path
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / model.path.name
+        save_onnx(put_together(set_epsilons(take_apart(model.proto), differing)), path)
+        yield path
 
 
 # --- checks ----------------------------------------------------------------------------------
@@ -161,7 +180,7 @@ def _check_operators(wanted: Parts, got: Parts, manifest: Manifest) -> Check:
     one, other = (with_manifest(parts, manifest).structure for parts in (wanted, got))
     pairs = zip_longest(one.graph.node, other.graph.node)
     differing = [pair for pair in pairs if pair[0] != pair[1]]
-    problem = "" if one == other else "inputs, outputs or properties differ"
+    problem = "" if one == other else "inputs, outputs, shapes of constants or properties differ"
     if differing:
         names = [f"{node.op_type} {node.name!r}" if node is not None else "nothing" for node in differing[0]]
         problem = f"{len(differing)} differ, the first: wanted {names[0]}, got {names[1]}"

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.graph import digest
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import read_folder
 from tvm_fuse.core.parity import Tolerance, compare
 from tvm_fuse.folding import FoldOptions, fold_relay_model
+from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.build import Runner, build_unfused
 from tvm_fuse.relay.compat import find_tvm
@@ -54,9 +57,11 @@ def verify_folder(
         check_numbers(_digests(again), after),
         _check_operators(again, folded.module),
     )
+    aligned = check_model(model, manifest.epsilon, EpsilonConfig(), align=True)
+    reference = replace(model, module=aligned.module)
     target = resolve_target("llvm")
     inputs = make_inputs(model.inputs, seed)
-    want, got = (_run(each, target, inputs) for each in (model, folded))
+    want, got = (_run(each, target, inputs) for each in (reference, folded))
     parity = compare(want, got, tolerance=tolerance, seed=seed)
     return Verification(manifest, checks, parity, f"TVM {find_tvm().version}")
 

@@ -207,11 +207,22 @@ def test_a_bias_of_zero_is_left_out(norm, bias):
     assert kinds(folded) == [Kind.CONV2D]
 
 
-def test_a_bias_of_zero_is_still_a_bias_of_the_record():
+HAD_BIAS = {
+    "nothing": (lambda g, y: y, False),
+    "bias": (lambda g, y: g.bias_add(y, draw(C)), True),
+    "bias, scale": (lambda g, y: g.multiply(g.bias_add(y, draw(C)), 2.0), True),
+    "scale, bias": (lambda g, y: g.bias_add(g.multiply(y, 2.0), draw(C)), True),
+    "bias, move": (lambda g, y: g.expand_dims(g.bias_add(y, draw(C)), 4), True),
+    "scale": (lambda g, y: g.multiply(y, 2.0), False),
+    "bias of zero": (lambda g, y: g.bias_add(y, np.zeros(C)), False),  # there is nothing to merge
+}
+
+
+@pytest.mark.parametrize(("between", "had_bias"), HAD_BIAS.values(), ids=HAD_BIAS.keys())
+def test_record_says_whether_a_bias_was_merged(between, had_bias):
     g = GraphBuilder()
-    y = g.bias_add(conv(g), np.zeros(C))
-    _, record = assert_folds(g.build(g.norm(y, random_norm(C))))
-    assert not record.layers[0].had_bias  # there was nothing to merge
+    _, record = assert_folds(g.build(g.norm(between(g, conv(g)), random_norm(C))))
+    assert record.layers[0].had_bias is had_bias
 
 
 # --- moves -------------------------------------------------------------------------------------

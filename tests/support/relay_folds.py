@@ -35,7 +35,8 @@ def check(module: Any, *, folds: int = 1, adds: int | None = None, tolerance: fl
     assert counts["add"] + counts["nn.bias_add"] == (folds if adds is None else adds)
     inputs = feeds(module)
     for want, got in zip(values(module, inputs), values(folded, inputs)):
-        assert max_error(got, want) <= tolerance
+        error = max_error(got, want)
+        assert error <= tolerance, f"the values differ by {error:g}"
     again = fold_pass.fold_batch_norms(folded)
     assert tvm.ir.structural_equal(again, folded)
     assert not record.last_report()["FoldBatchNorm"].changed

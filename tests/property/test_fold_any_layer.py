@@ -194,7 +194,7 @@ def _gain_left(graph):
     gain = 1.0
     for node in graph.of_kind(Kind.MULTIPLY):
         constants = [graph.exact(source) for source in node.inputs if source in graph.constants]
-        gain *= max(1.0, *(np.abs(constant).max() for constant in constants))
+        gain *= max([1.0, *(np.abs(constant).max() for constant in constants)])
     for node in graph.of_kind(Kind.BATCH_NORM):
         gain *= max(1.0, np.abs(fold_scale(read_batch_norm(graph, node))).max())
     return gain

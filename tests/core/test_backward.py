@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from tests.support.folds import assert_folds_into, kinds, refusal
 from tests.support.graphs import GraphBuilder, Norm, apply_folds, plain_norm, random_norm
 from tests.support.numerics import evaluate, from_plain, max_error
 from tvm_fuse.core.affine import plan_affine_folds
@@ -38,28 +39,9 @@ def feeds_of(graph):
 
 def assert_folds(graph, layers=1, tolerance=EXACT):
     """The only batch norm folds into so many layers before it, and the outputs stay."""
-    records, decisions = plan_folds(graph)
-    assert [str(decision) for decision in decisions if not decision.applied] == []
-    (record,) = records
-    assert (record.direction, len(record.layers)) == (Direction.BEFORE, layers)
-    folded = apply_folds(graph, records)
-    assert not folded.of_kind(Kind.BATCH_NORM)
-    for got, wanted in zip(evaluate(folded, feeds_of(graph)), evaluate(graph, feeds_of(graph))):
-        assert max_error(got, wanted) <= tolerance
-    assert plan_folds(folded) == ((), ())
-    return folded, record
-
-
-def refusal(graph):
-    """The reason of the only batch norm, which does not fold."""
-    records, (decision,) = plan_folds(graph)
-    assert records == ()
-    return decision.reason
-
-
-def kinds(graph):
-    """The operators, in order."""
-    return [node.kind for node in graph.nodes if node.inputs and node.kind is not Kind.TUPLE]
+    return assert_folds_into(
+        graph, feeds_of(graph), direction=Direction.BEFORE, layers=layers, tolerance=tolerance
+    )
 
 
 # --- every layer -------------------------------------------------------------------------------

@@ -449,6 +449,23 @@ def test_a_folder_from_an_onnx_file(tmp_path):
     assert [row.output for row in outcome.parity.rows] == ["y", "z"]
 
 
+@pytest.mark.relay
+def test_what_tvm_cannot_build_is_an_error_unless_something_is_wrong_already(copy, monkeypatch):
+    """As bfloat16 on a CPU."""
+
+    def fails(*arguments):
+        raise ToolFailed("cannot be built")
+
+    path, source = copy
+    monkeypatch.setattr("tvm_fuse.relay.verify.build_unfused", fails)
+    with pytest.raises(ToolFailed, match="cannot be built"):
+        check(path, source)
+    edit_params(first_bias)(path)
+    outcome = check(path, source)
+    assert whats(outcome) == {NUMBERS}
+    assert outcome.parity is None
+
+
 def edit_params(change):
     def tamper(folder):
         values = tvm.runtime.load_param_dict((folder / "params.bin").read_bytes())

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_fuse.core.epsilon import EpsilonConfig
-from tvm_fuse.core.errors import ModelError, UsageError
+from tvm_fuse.core.errors import ModelError, ToolFailed, UsageError
 from tvm_fuse.core.graph import digest
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import read_folder
@@ -22,6 +22,7 @@ from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.load import RelayModel, load_model, model_files
 from tvm_fuse.relay.save import lift_constants
 from tvm_fuse.relay.target import resolve_target
+from tvm_fuse.relay.view import view_array
 from tvm_fuse.report import Check, Verification
 from tvm_fuse.verify import check_manifest, check_numbers, check_source, check_weights, not_again
 
@@ -61,7 +62,12 @@ def verify_folder(
     reference = replace(model, module=aligned.module)
     target = resolve_target("llvm")
     inputs = make_inputs(model.inputs, seed)
-    want, got = (_run(each, target, inputs) for each in (reference, folded))
+    try:
+        want, got = (_run(each, target, inputs) for each in (reference, folded))
+    except ToolFailed:
+        if not any(check.problem for check in checks):
+            raise
+        return Verification(manifest, checks)
     parity = compare(want, got, tolerance=tolerance, seed=seed)
     return Verification(manifest, checks, parity, f"TVM {find_tvm().version}")
 
@@ -72,7 +78,7 @@ def _run(model: RelayModel, target: Any, inputs: Mapping[str, Any]) -> dict[str,
 
 def _digests(module: Any) -> dict[str, str]:
     """Name of each constant, by its place in the graph -> digest."""
-    return {name: digest(value.numpy()) for name, value in lift_constants(module)[1].items()}
+    return {name: digest(view_array(value)) for name, value in lift_constants(module)[1].items()}
 
 
 def _check_operators(wanted: Any, got: Any) -> Check:

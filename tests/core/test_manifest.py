@@ -65,7 +65,7 @@ def test_b121_every_batch_norm_and_where_it_went(manifest):
     assert norm.variance_min == pytest.approx(random_norm(4, dtype="float32").variance.min())
     assert [layer.name for layer in norm.layers] == ["conv0"]
     (run,) = manifest.scale_shifts
-    assert run.operators == ("multiply", "add")
+    assert (run.operators, run.direction) == (("multiply", "add"), "before")
     assert [layer.name for layer in run.layers] == ["conv1"]
     (left,) = manifest.left_alone
     assert (left.name, left.epsilon, left.code) == ("late", 1e-5, "bn-after-activation")

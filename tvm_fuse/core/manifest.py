@@ -82,9 +82,10 @@ class FoldedNorm:
 
 @dataclass(frozen=True)
 class FoldedRun:
-    """Other scales and shifts that are in the weights now."""
+    """Other scales and shifts that are in the weights now, and where the layers are."""
 
     operators: tuple[str, ...]
+    direction: str
     layers: tuple[FoldedLayer, ...]
 
 
@@ -160,7 +161,7 @@ def make_manifest(
         source,
         dict(versions),
         norms,
-        tuple(FoldedRun(run.operators, run.layers) for run in runs),
+        tuple(FoldedRun(run.operators, run.direction.value, run.layers) for run in runs),
         alone,
         tuple(outputs),
     )
@@ -283,7 +284,10 @@ def read_folder(folder: Path) -> Manifest:
 
 def _read(document: Mapping[str, Any]) -> Manifest:
     norms = (_make(FoldedNorm, norm, layers=_layers(norm)) for norm in document["batch_norms"])
-    runs = (FoldedRun(_texts(run["operators"]), _layers(run)) for run in document["scale_shifts"])
+    runs = (
+        _make(FoldedRun, run, operators=_texts(run["operators"]), layers=_layers(run))
+        for run in document["scale_shifts"]
+    )
     return Manifest(
         _make(Source, document["source"]),
         dict(zip(document["versions"], _texts(document["versions"].values()))),

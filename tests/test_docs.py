@@ -36,13 +36,29 @@ def test_links_lead_somewhere(page):
         assert "://" in target or (page.parent / target).exists(), target
 
 
-def test_readme_lists_the_options_of_run():
-    with pytest.raises(SystemExit):
-        make_parser().parse_args(["run", "-h"])
-    run = next(iter(make_parser()._subparsers._group_actions)).choices["run"]
-    options = {name for action in run._actions for name in action.option_strings if name.startswith("--")}
-    documented = set(re.findall(r"`(--[a-z-]+)", README.read_text(encoding="utf-8")))
-    assert options - {"--help"} == documented - {"--image", "--require"}
+def parsers():
+    """Name of each command -> its parser."""
+    return next(iter(make_parser()._subparsers._group_actions)).choices
+
+
+def documented_options(command):
+    """The options in the first column of the table of a command, wherever it is."""
+    text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
+    tables = re.findall(rf"^\| option of `tvm-fuse {command}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M)
+    rows = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
+    return {option for row in rows for option in re.findall(r"`(-[a-z-]+)", row)}
+
+
+@pytest.mark.parametrize("command", ["run", "fold", "manifest", "verify"])
+def test_every_option_is_documented_and_there(command):
+    options = {name for action in parsers()[command]._actions for name in action.option_strings}
+    assert documented_options(command) == options - {"-h", "--help"}
+
+
+def test_every_command_is_named():
+    readme = README.read_text(encoding="utf-8")
+    assert [name for name in parsers() if f"tvm-fuse {name}" not in readme] == []
+    assert {name for name, parser in parsers().items() if len(parser._actions) == 1} == {"doctor"}
 
 
 def test_every_command_starts_with_a_known_program():

@@ -2,14 +2,11 @@
 
 from __future__ import annotations
 
-import os
-import shutil
-import tempfile
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.folders import write_files
 from tvm_fuse.core.graph import Kind
 from tvm_fuse.core.manifest import FILE_NAME
 from tvm_fuse.relay.base import relay, tvm
@@ -22,11 +19,15 @@ __all__ = ["FILES", "lift_constants", "save_folder"]
 FILES = ("model.json", "params.bin", FILE_NAME)
 
 
-def lift_constants(module: Any) -> tuple[Any, dict[str, Any]]:
+def lift_constants(
+    module: Any, *, prefix: str = "p", keep_scalars: bool = False
+) -> tuple[Any, dict[str, Any]]:
     """Make parameters of the constants in ``main``.
 
     Args:
         module: A type-inferred Relay module.
+        prefix: Names begin with it; a number follows.
+        keep_scalars: Leave constants of rank 0, which TVM writes into kernels.
 
     Returns:
         The module, whose ``main`` takes them after its own parameters, and name -> NDArray.
@@ -38,10 +39,12 @@ def lift_constants(module: Any) -> tuple[Any, dict[str, Any]]:
     values: dict[str, Any] = {}
     replacements: dict[int, Replacement] = {}
     for node in read.graph.of_kind(Kind.CONSTANT):
-        name = f"p{len(values)}"
+        data = read.expressions[node.id].data
+        if keep_scalars and not data.shape:
+            continue
+        name = f"{prefix}{len(values)}"
         while name in taken:
             name += "_"
-        data = read.expressions[node.id].data
         variables.append(relay.var(name, shape=data.shape, dtype=data.dtype))
         values[name] = data
         replacements[node.id] = _take(variables[-1])
@@ -68,38 +71,10 @@ def save_folder(module: Any, manifest: str, folder: Path) -> None:
         UsageError: The folder cannot be written.
     """
     lifted, values = lift_constants(module)
-    contents = (
-        tvm.ir.save_json(lifted).encode(),
-        bytes(tvm.runtime.save_param_dict(values)),
-        f"{manifest}\n".encode(),
-    )
-    is_new = not folder.exists()
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(dir=folder) as scratch:
-            new, old = (Path(scratch) / name for name in ("new", "old"))
-            new.mkdir()
-            old.mkdir()
-            for name, data in zip(FILES, contents):
-                (new / name).write_bytes(data)
-            _exchange(new, folder, old)
-    except OSError as error:
-        if is_new:
-            shutil.rmtree(folder, ignore_errors=True)
-        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
-
-
-def _exchange(new: Path, folder: Path, old: Path) -> None:
-    """Move all files into place; when one cannot be moved, what was there before comes back."""
-    try:
-        for name in FILES:
-            if (folder / name).exists():
-                os.replace(folder / name, old / name)
-            os.replace(new / name, folder / name)
-    except BaseException:
-        for name in FILES:
-            if not (new / name).exists():
-                (folder / name).unlink(missing_ok=True)
-            if (old / name).exists():
-                os.replace(old / name, folder / name)
-        raise
+    model, params, manifest_file = FILES
+    contents = {
+        model: tvm.ir.save_json(lifted).encode(),
+        params: bytes(tvm.runtime.save_param_dict(values)),
+        manifest_file: f"{manifest}\n".encode(),
+    }
+    write_files(folder, contents)

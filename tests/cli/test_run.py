@@ -217,7 +217,7 @@ def test_json_is_one_document_on_standard_output(run):
     code, out, err = run(stubborn_net(), "--json", "--output", "results", "--target", "llvm", quick=False)
     assert code == 0
     document = json.loads(out, parse_constant=pytest.fail)
-    assert document["schema"] == {"name": "tvm-fuse/report", "version": 1}
+    assert document["schema"] == {"name": "tvm-fuse/report", "version": 2}
     assert document["parity"]["passed"] is True
     assert [row["output"] for row in document["parity"]["rows"]] == ["late_bn", "lonely"]
     latency = document["latency"]

@@ -24,7 +24,7 @@ def bare_machine(monkeypatch, tmp_path):
 
     monkeypatch.setattr(doctor.compat, "find_tvm", raise_missing)
     monkeypatch.setattr(doctor.compat, "load_cuda_driver", lambda: CudaDriver("none"))
-    monkeypatch.setattr(doctor.compat, "find_cuda_library", lambda name: tmp_path / name)
+    monkeypatch.setattr(doctor, "load_nvrtc", raise_missing)
     monkeypatch.setattr(importlib.metadata, "version", raise_not_found)
     monkeypatch.setenv("PATH", str(tmp_path))
     monkeypatch.delenv("CXX", raising=False)

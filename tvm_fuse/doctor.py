@@ -16,6 +16,7 @@ from pathlib import Path
 
 from tvm_fuse.core.cpu import detect_cpu
 from tvm_fuse.core.errors import MissingDependency
+from tvm_fuse.cuda.nvrtc import load_nvrtc
 from tvm_fuse.relay import compat
 
 __all__ = ["Check", "Status", "count_gpus", "diagnose", "render"]
@@ -173,15 +174,11 @@ def _check_gpu() -> Check:
 
 def _check_nvrtc() -> Check:
     purpose = "compiling CUDA kernels to cubins without nvcc"
-    file = compat.find_cuda_library("cuda_nvrtc/lib/libnvrtc.so.12")
-    major, minor = ctypes.c_int(), ctypes.c_int()
     try:
-        library = ctypes.CDLL(str(file) if file else "libnvrtc.so.12")
-        library.nvrtcVersion(ctypes.byref(major), ctypes.byref(minor))
-    except OSError:
-        advice = "pip install nvidia-cuda-nvrtc-cu12"
-        return Check("NVRTC", Status.OPTIONAL, "not found", purpose, advice)
-    return Check("NVRTC", Status.OK, f"{major.value}.{minor.value}, {file or 'of this system'}", purpose)
+        nvrtc = load_nvrtc()
+    except MissingDependency as error:
+        return Check("NVRTC", Status.OPTIONAL, "not found", purpose, error.hint)
+    return Check("NVRTC", Status.OK, f"{nvrtc.version[0]}.{nvrtc.version[1]}, {nvrtc.path}", purpose)
 
 
 def _check_nvcc() -> Check:

@@ -26,6 +26,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from tvm_fuse.core.errors import MissingDependency
+from tvm_fuse.cuda.wheels import find_in_wheels
 
 if TYPE_CHECKING:
     from collections.abc import Iterator
@@ -33,7 +34,6 @@ if TYPE_CHECKING:
 __all__ = [
     "CudaDriver",
     "TvmBase",
-    "find_cuda_library",
     "find_tvm",
     "load_cuda_driver",
     "load_tvm",
@@ -171,7 +171,7 @@ def worker_environment() -> Iterator[None]:
     base = find_tvm()
     libraries: list[Path | None] = []
     if base.origin == "embedded":
-        libraries = [*map(find_cuda_library, _CUDA_LIBRARIES), load_cuda_driver().path]
+        libraries = [*map(find_in_wheels, _CUDA_LIBRARIES), load_cuda_driver().path]
     additions = {
         "PYTHONPATH": (os.pathsep, [str(base.path.parent)]),
         "LD_LIBRARY_PATH": (os.pathsep, [str(file.parent) for file in libraries if file is not None]),
@@ -197,20 +197,6 @@ def load_cuda_driver() -> CudaDriver:
     except OSError:
         return _load_driver_stub()
     return CudaDriver("stub" if hasattr(library, "tvm_fuse_driver_stub") else "real")
-
-
-def find_cuda_library(name: str) -> Path | None:
-    """Finds a library of NVIDIA's pip packages.
-
-    Args:
-        name: Path below the namespace package, as ``cuda_nvrtc/lib/libnvrtc.so.12``.
-
-    Returns:
-        The file; None when no pip package holds it.
-    """
-    spec = importlib.util.find_spec("nvidia")
-    folders = (spec.submodule_search_locations or ()) if spec is not None else ()
-    return next((Path(folder, name) for folder in folders if Path(folder, name).is_file()), None)
 
 
 def _find_installed() -> Path | None:
@@ -303,7 +289,7 @@ def _check_numpy() -> None:
 def _load_cuda_libraries() -> None:
     """Puts libcudart, libnvrtc and libcuda where libtvm.so finds them: into this process."""
     for name, package in _CUDA_LIBRARIES.items():
-        file = find_cuda_library(name)
+        file = find_in_wheels(name)
         try:
             ctypes.CDLL(str(file) if file else Path(name).name, mode=ctypes.RTLD_GLOBAL)
         except OSError as error:

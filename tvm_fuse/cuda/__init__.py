@@ -1,0 +1,1 @@
+"""CUDA kernels without TVM: compiling them, and reading what they use."""

@@ -83,6 +83,10 @@ def hard_sigmoid(g, y):
     return g.clip(g.add(g.multiply(y, 0.2), 0.5), 0.0, 1.0)
 
 
+def hard_swish(g, y):
+    return g.divide(g.multiply(y, g.clip(g.add(y, 3.0), 0.0, 6.0)), 6.0)
+
+
 STAYING = {
     "one bias": lambda g, y: (g.add(y, column(0)),),
     "nothing": lambda g, y: (g.relu(y),),
@@ -94,6 +98,7 @@ STAYING = {
     "squared": lambda g, y: (g.multiply(y, y),),
     "an activation's own numbers": lambda g, y: (hard_sigmoid(g, y),),
     "after a bias, an activation's own": lambda g, y: (hard_sigmoid(g, g.add(y, column(0))),),
+    "an activation's last number before a layer": lambda g, y: (conv(g, hard_swish(g, y)),),
 }
 
 
@@ -102,6 +107,12 @@ def test_what_stays(case):
     g = GraphBuilder()
     graph = g.build(*case(g, conv(g)))
     assert plan_affine_folds(graph) == ((), ())
+
+
+def test_what_follows_an_activation_still_goes_into_the_next_layer():
+    g = GraphBuilder()
+    _, records, _ = folded(g, conv(g, g.multiply(hard_swish(g, conv(g)), column(0))))
+    assert [record.operators for record in records] == [("multiply",)]
 
 
 REFUSED = {

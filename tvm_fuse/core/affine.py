@@ -8,8 +8,8 @@
     y = x * a + b, one a and one b a channel; each operator composes with what came before
 
 Before -> after: a run of such operators becomes one bias add, and the weights carry the scale. A
-single add after a layer is a bias already and stays. A run ends before an activation that has such
-operators in it (the ``x * 0.2 + 0.5`` of a hard sigmoid).
+single add after a layer is a bias already and stays. So do the operators of an activation (the
+``x * 0.2 + 0.5`` of a hard sigmoid, the ``/ 6`` of a hard swish), which chains fuse under its name.
 
 Shapes: every constant is a scalar or holds one number a channel. Numerics: a and b are composed in
 float64. Conditions: those of ``core/backward.py``, else of ``core/forward.py``; a run that could go
@@ -105,7 +105,7 @@ def plan_affine_folds(graph: Graph) -> tuple[tuple[AffineRecord, ...], tuple[Dec
 
 def _find_runs(graph: Graph) -> Iterator[list[_Run]]:
     """The longest runs, each operator in one at most; each run once for all axes it may be read along."""
-    taken: set[int] = set()
+    taken = _in_activations(graph)
     for node in graph.nodes:
         if node.kind not in AFFINE_KINDS or node.id in taken:
             continue
@@ -116,10 +116,16 @@ def _find_runs(graph: Graph) -> Iterator[list[_Run]]:
                 yield runs
 
 
+def _in_activations(graph: Graph) -> set[int]:
+    """The operators of activations: the ``/ 6`` of a hard swish would fit the weights of the next layer."""
+    matches = (match_activation(graph, node.id) for node in graph.nodes if node.id not in graph.constants)
+    return {node for match in matches if match is not None for node in match.nodes}
+
+
 def _runs_from(graph: Graph, first: Node) -> list[_Run]:
     """The longest run that starts with an operator, along each of the axes that fit."""
     start = next((source for source in first.inputs if source not in graph.constants), None)
-    if start is None or match_activation(graph, start) is not None:
+    if start is None:
         return []
     runs = [_run_along(graph, first, start, axes) for axes in _find_axes(graph, first, graph.nodes[start])]
     return [run for run in runs if run.nodes]

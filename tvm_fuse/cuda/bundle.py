@@ -49,6 +49,10 @@ DTYPES = frozenset(
 )  # fmt: skip
 
 
+#: An index, or the value of an immediate; `make` reads annotations, which Python 3.9 cannot with ``|``.
+Number = Union[int, float]
+
+
 @dataclass(frozen=True)
 class Operand:
     """What a launch passes for one parameter of the kernel.
@@ -59,7 +63,7 @@ class Operand:
     """
 
     kind: str
-    value: Union[int, float]
+    value: Number
 
 
 @dataclass(frozen=True)

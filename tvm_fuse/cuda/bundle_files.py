@@ -207,8 +207,9 @@ def draw_parameters(specs: Iterable[Tensor], draws: Iterable[Draw], seed: int) -
     Yields:
         Their arrays.
     """
-    stream = np.random.RandomState(seed)  # noqa: NPY002  (its stream is frozen)
+    stream = np.random.RandomState(seed)  # its stream is frozen
     for spec, draw in zip(specs, draws):
+        drawn: Array
         if np.dtype(spec.dtype).kind == "f":
             drawn = draw.mean + draw.deviation * stream.standard_normal(spec.shape)
             drawn = np.clip(drawn, draw.minimum, draw.maximum)

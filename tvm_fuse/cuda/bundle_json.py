@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
 import numpy as np
 
 from tvm_fuse.core.errors import ModelError
-from tvm_fuse.cuda.bundle import DTYPES, Bundle, Operand
+from tvm_fuse.cuda.bundle import DTYPES, Bundle, Operand, Output, Port
 from tvm_fuse.cuda.launch import Launch, Parameter
 from tvm_fuse.cuda.plain import make
 
@@ -107,7 +107,11 @@ def _find_memory_faults(bundle: Bundle) -> Iterator[str]:
 
 
 def _find_port_faults(bundle: Bundle) -> Iterator[str]:
-    groups = {"input": bundle.inputs, "output": bundle.outputs, "parameter": bundle.parameters}
+    groups: dict[str, Sequence[Port | Output]] = {
+        "input": bundle.inputs,
+        "output": bundle.outputs,
+        "parameter": bundle.parameters,
+    }
     for what, ports in groups.items():
         names = [port.name for port in ports]
         yield from (f"two {what}s are called {name!r}" for name in names if names.count(name) > 1)

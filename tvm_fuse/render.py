@@ -16,7 +16,7 @@ from tvm_fuse.core.reason import Decision
 from tvm_fuse.core.weights import FoldedLayer
 from tvm_fuse.report import FoldReport, Report, Verification, quartiles
 
-__all__ = ["render", "render_fold", "render_manifest", "render_verification"]
+__all__ = ["render", "render_fold", "render_manifest", "render_parity", "render_verification"]
 
 _MOST_REASONS = 12
 _WIDTH = 92
@@ -30,7 +30,7 @@ def render(report: Report) -> str:
         _render_warnings(report),
         _render_chains(report),
         _render_gain(report),
-        _render_parity(report.parity, "Parity with the unfused model"),
+        render_parity(report.parity, "Parity with the unfused model"),
         _render_notes(report),
     ]
     return _join(sections)
@@ -71,7 +71,7 @@ def render_verification(outcome: Verification) -> str:
     lines += [f"  FAILED: {check.what}: {check.problem}" for check in failed[:_MOST_REASONS]]
     lines += _render_rest(len(failed))
     title = "Outputs compared with the source" + (f", both run by {outcome.engine}" if outcome.engine else "")
-    return _join([lines, _render_parity(outcome.parity, title)])
+    return _join([lines, render_parity(outcome.parity, title)])
 
 
 def _join(sections: Sequence[Sequence[str]]) -> str:
@@ -212,7 +212,8 @@ def _row(title: str, before: str, after: str, change: str) -> str:
     return f"  {title:<{_WIDTH - 42}} {before:>12} {after:>12} {change:>12}"
 
 
-def _render_parity(parity: ParityReport | None, title: str) -> list[str]:
+def render_parity(parity: ParityReport | None, title: str) -> list[str]:
+    """The comparison of all outputs as lines of text."""
     if parity is None:
         return [_headline(title, "NOT RUN")]
     lines = [_headline(title, "PASSED" if parity.passed else "FAILED")]

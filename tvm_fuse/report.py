@@ -27,6 +27,7 @@ __all__ = [
     "Verification",
     "quartiles",
     "to_json",
+    "to_plain",
 ]
 
 #: Name and version of the JSON form; the number rises when a reader would have to change.
@@ -176,10 +177,10 @@ def to_json(report: Report | FoldReport | Verification) -> str:
     Non-finite numbers are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
     """
     if isinstance(report, FoldReport):
-        return _dump({"schema": _FOLD_SCHEMA, **_plain(report)})
+        return _dump({"schema": _FOLD_SCHEMA, **to_plain(report)})
     if isinstance(report, Verification):
-        return _dump({"schema": _VERIFY_SCHEMA, "passed": report.passed, **_plain(report)})
-    document = {"schema": SCHEMA, **_plain(report)}
+        return _dump({"schema": _VERIFY_SCHEMA, "passed": report.passed, **to_plain(report)})
+    document = {"schema": SCHEMA, **to_plain(report)}
     if report.latency is not None:
         document["latency"]["speedup"] = quartiles(report.latency.speedups)
     if report.parity is not None:
@@ -191,15 +192,16 @@ def _dump(document: Any) -> str:
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False)
 
 
-def _plain(value: Any) -> Any:
+def to_plain(value: Any) -> Any:
+    """What ``json`` can write for records, sequences and mappings, however nested."""
     if is_dataclass(value):
-        return {item.name: _plain(getattr(value, item.name)) for item in fields(value) if item.repr}
+        return {item.name: to_plain(getattr(value, item.name)) for item in fields(value) if item.repr}
     if isinstance(value, Enum):
         return value.value
     if isinstance(value, (tuple, list)):
-        return [_plain(entry) for entry in value]
+        return [to_plain(entry) for entry in value]
     if isinstance(value, Mapping):
-        return {str(key): _plain(entry) for key, entry in value.items()}
+        return {str(key): to_plain(entry) for key, entry in value.items()}
     if isinstance(value, float) and not np.isfinite(value):
         return str(value)
     return value

@@ -151,11 +151,37 @@ def test_onnx_in_training_mode(load_onnx):
 
 
 def test_onnx_that_the_importer_cannot_type_names_the_types_and_prints_nothing(load_onnx, capfd):
-    b = Builder(dtype=np.float16)
-    y = b.batch_norm(b.input("x", (1, 3, 4, 4)), param_dtype=np.float32, name="bn")
-    with pytest.raises(ModelError, match=r"float32.*float16"):
-        load_onnx(b.build([y]))
+    b = Builder()
+    y = b.batch_norm(b.input("x", (1, 3, 4, 4)), channels=5, name="bn")
+    proto = b.build([y], check=False)
+    proto.graph.output[0].CopyFrom(helper.make_tensor_value_info(y, TensorProto.FLOAT, (1, 3, 4, 4)))
+    with pytest.raises(ModelError, match=r"\(3\), float32\].*\(5\), float32\]"):
+        load_onnx(proto)
     assert capfd.readouterr() == ("", "")
+
+
+def test_b061_onnx_with_a_batch_norm_of_two_dtypes(load_onnx):
+    """Its name, its epsilon and the dtypes outside stay."""
+    b = Builder(dtype=np.float16)
+    y = b.batch_norm(b.input("x", (1, 3, 4, 4)), 1e-3, param_dtype=np.float32, name="bn")
+    model = load_onnx(b.build([y]))
+    assert facts(model.inputs) == [("x", (1, 3, 4, 4), "float16")]
+    assert model.module["main"].ret_type.dtype == "float16"
+    norm = model.module["main"].body.args[0].tuple_value
+    assert {value.checked_type.dtype for value in norm.args} == {"float32"}
+    assert batch_norms(model.module) == {"bn": pytest.approx(1e-3)}
+    assert list(model.epsilon) == ["bn"]
+
+
+def test_b072_onnx_with_a_cast_after_a_batch_norm(load_onnx):
+    """It casts the normalized value, not the tuple of three."""
+    b = Builder(dtype=np.float16)
+    y = b.batch_norm(b.input("x", (1, 3, 4, 4)), name="bn")
+    module = load_onnx(b.build([b.op("Cast", y, to=TensorProto.FLOAT)])).module
+    cast = module["main"].body
+    assert (cast.op.name, cast.args[0].index) == ("cast", 0)
+    assert cast.args[0].tuple_value.op.name == "nn.batch_norm"
+    assert cast.checked_type == relay.TensorType((1, 3, 4, 4), "float32")
 
 
 def test_onnx_whose_importer_breaks(load_onnx):

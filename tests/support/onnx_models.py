@@ -56,10 +56,15 @@ class Builder:
         self.inputs.append(helper.make_tensor_value_info(name, elem, list(shape)))
         return name
 
-    def const(self, array: Any, name: str | None = None, as_node: bool | None = None) -> str:
-        """Adds a constant as an initializer, or as a Constant node; float64 takes the builder's type."""
-        value = np.asarray(array)
-        if value.dtype == np.float64:
+    def const(
+        self, array: Any, name: str | None = None, as_node: bool | None = None, dtype: Any = None
+    ) -> str:
+        """Adds a constant as an initializer, or as a Constant node; float64 takes the builder's type.
+
+        `dtype` is the type, whatever the array's.
+        """
+        value = np.asarray(array, dtype)
+        if dtype is None and value.dtype == np.float64:
             value = value.astype(self.dtype)
         name = name or self._fresh("const")
         if self.const_nodes if as_node is None else as_node:
@@ -166,7 +171,7 @@ class Builder:
     def _param(self, value: Any, name: str | None, dtype: Any = None) -> str:
         if isinstance(value, str):
             return value
-        return self.const(np.asarray(value).astype(dtype or self.dtype), name)
+        return self.const(value, name, dtype=dtype or self.dtype)
 
     def _channels(self, value: str) -> int:
         channels = self.shape(value)[1]

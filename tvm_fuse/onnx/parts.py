@@ -28,6 +28,7 @@ __all__ = [
     "constant_tensor",
     "copy_fields",
     "dtype_name",
+    "element_type",
     "make_header",
     "opset_version",
     "put_together",
@@ -74,6 +75,11 @@ def dtype_name(element_type: int) -> str:
     known = element_type in onnx.TensorProto.DataType.values()
     other = onnx.TensorProto.DataType.Name(element_type).lower() if known else "opaque"
     return _NAMES.get(element_type, other)
+
+
+def element_type(dtype: str) -> int:
+    """The ONNX element type of one of the dtypes of inputs, or of bfloat16."""
+    return _ELEMENT_TYPES[dtype]
 
 
 def take_apart(model: Any) -> Parts:
@@ -180,7 +186,7 @@ def tensor_header(tensor: Any) -> Any:
 
 def make_header(name: str, dtype: str, shape: Iterable[int]) -> Any:
     """A tensor of one of the dtypes of inputs, or bfloat16, without its data."""
-    return onnx.TensorProto(name=name, data_type=_ELEMENT_TYPES[dtype], dims=list(shape))
+    return onnx.TensorProto(name=name, data_type=element_type(dtype), dims=list(shape))
 
 
 def _strip(name: str, tensor: Any, arrays: dict[str, Array]) -> Any:

@@ -14,6 +14,7 @@ from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.core.manifest import FILE_NAME, read_folder
 from tvm_fuse.onnx.load import load_onnx
 from tvm_fuse.onnx.manifest import external_files
+from tvm_fuse.onnx.mixed import with_casts
 from tvm_fuse.onnx.read import fix_shapes
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.save import FILES
@@ -81,7 +82,7 @@ def model_files(path: Path, params: Path | None = None) -> list[Path]:
 
 
 def _import_onnx(path: Path, shapes: Mapping[str, tuple[int, ...]]) -> RelayModel:
-    source = load_onnx(path)
+    source = with_casts(load_onnx(path))
     inputs = fix_shapes(source.inputs, shapes)
     with _complaints() as complaints:
         try:

@@ -12,6 +12,7 @@ import numpy as np
 import pytest
 
 from examples.models import MODELS, save
+from tests.support.relay_graphs import CUDA
 
 pytestmark = [pytest.mark.relay, pytest.mark.cuda_codegen]
 
@@ -86,7 +87,7 @@ def check_cuda_source(loaded):
     from tvm_fuse.relay.target import resolve_target
 
     folded = tvm_fuse.transform.FoldBatchNorm()(loaded.model.module)
-    artifact = build_fused(tvm_fuse.transform.FuseChains("cuda")(folded), resolve_target("cuda"))
+    artifact = build_fused(tvm_fuse.transform.FuseChains(CUDA)(folded), resolve_target(CUDA))
     groups = tvm_fuse.last_report()["PartitionChains"].details
     assert len(groups) == loaded.case.anchors
 

@@ -13,6 +13,7 @@ import pytest
 
 from tests.support.lazy import Lazy
 from tests.support.relay_graphs import (
+    CUDA,
     LLVM,
     Net,
     count_distinct_groups,
@@ -259,11 +260,11 @@ def test_all_chains_on_cpu(model, pass_name, opt_level):
 @pytest.mark.parametrize("opt_level", [2, 3])
 @pytest.mark.parametrize("pass_name", ["PartitionChains", "FuseChains"])
 def test_all_chains_on_cuda(model, pass_name, opt_level):
-    passes = tvm.transform.Sequential([transform.FoldBatchNorm(), fuse(pass_name, "cuda")])
+    passes = tvm.transform.Sequential([transform.FoldBatchNorm(), fuse(pass_name, CUDA)])
     with tvm.transform.PassContext(opt_level=opt_level):
         module = passes(model.module)
     assert sorted(group_names()) == sorted(model.groups)
-    kernels = cuda_kernels(plain_build(module, "cuda", opt_level))
+    kernels = cuda_kernels(plain_build(module, CUDA, opt_level))
     anchors = [kernel for kernel in kernels if is_anchor(kernel)]
     assert len(anchors) == count_distinct_groups(module) + OUTSIDE
     assert len(set(kernels)) == len(kernels)
@@ -277,9 +278,9 @@ def test_more_chains_on_cpu(more):
 
 @pytest.mark.cuda_codegen
 def test_b103_every_activation_has_a_cuda_kernel(more):
-    module = transform.FuseChains("cuda")(transform.FoldBatchNorm()(more.module))
+    module = transform.FuseChains(CUDA)(transform.FoldBatchNorm()(more.module))
     assert sorted(group_names()) == sorted(more.groups)
-    kernels = cuda_kernels(plain_build(module, "cuda", 3))
+    kernels = cuda_kernels(plain_build(module, CUDA, 3))
     assert len([kernel for kernel in kernels if is_anchor(kernel)]) == count_distinct_groups(module) + OUTSIDE
 
 
@@ -299,8 +300,8 @@ def test_more_chains_at_every_level(more, pass_name, opt_level):
 @pytest.mark.parametrize("pass_name", ["PartitionChains", "FuseChains"])
 def test_more_chains_at_every_level_on_cuda(more, pass_name, opt_level):
     with tvm.transform.PassContext(opt_level=opt_level):
-        module = fuse(pass_name, "cuda")(transform.FoldBatchNorm()(more.module))
-    anchors = [kernel for kernel in cuda_kernels(plain_build(module, "cuda", opt_level)) if is_anchor(kernel)]
+        module = fuse(pass_name, CUDA)(transform.FoldBatchNorm()(more.module))
+    anchors = [kernel for kernel in cuda_kernels(plain_build(module, CUDA, opt_level)) if is_anchor(kernel)]
     assert len(anchors) == count_distinct_groups(module) + OUTSIDE
 
 
@@ -459,7 +460,7 @@ def test_deep_chain_needs_no_recursion():
 # --- against stock TVM ---------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("on", [LLVM, pytest.param("cuda", marks=pytest.mark.cuda_codegen)])
+@pytest.mark.parametrize("on", [LLVM, pytest.param(CUDA, marks=pytest.mark.cuda_codegen)])
 def test_never_more_kernels_than_stock_tvm(small, on):
     """Counted in calls and, on CUDA, in ``__global__`` functions; ``-m slow`` takes each chain alone."""
     compare_with_stock(small, on)
@@ -476,4 +477,4 @@ def compare_with_stock(model, on):
 @pytest.mark.cuda_codegen
 @pytest.mark.parametrize("name", [*CHAINS, *MORE_CHAINS])
 def test_each_chain_against_stock_tvm(name):
-    compare_with_stock(join({name: {**CHAINS, **MORE_CHAINS}[name]}), "cuda")
+    compare_with_stock(join({name: {**CHAINS, **MORE_CHAINS}[name]}), CUDA)

@@ -83,7 +83,7 @@ def compile(
     Args:
         mod: A Relay ``IRModule`` with a ``main`` of static shapes.
         params: Parameter name -> array; bound as constants.
-        target: None or ``"llvm"`` (this machine's CPU), ``"cuda"``, any TVM target.
+        target: None or ``"llvm"`` (this machine's CPU), ``"cuda -arch=sm_80"``, any TVM target.
         options: See ``Options``.
 
     Returns:

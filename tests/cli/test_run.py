@@ -90,7 +90,7 @@ def run(here, capfd):
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Where there is a GPU, it is not seen."""
-    for module in ("tvm_fuse.pipeline", "tvm_fuse.relay.build", "tvm_fuse.relay.target"):
+    for module in ("tvm_fuse.pipeline", "tvm_fuse.relay.cuda_hook", "tvm_fuse.relay.target"):
         monkeypatch.setattr(f"{module}.has_cuda_device", lambda: False)
 
 
@@ -397,7 +397,7 @@ def test_older_results_are_replaced_and_other_files_stay(run, here):
 @pytest.mark.cuda_codegen
 @pytest.mark.usefixtures("no_gpu")
 def test_cuda_without_a_gpu_writes_the_kernels_and_says_that_they_did_not_run(run, here):
-    code, out, _ = run(net(), "--target", "cuda", quick=False)
+    code, out, _ = run(net(), "--target", "cuda -arch=sm_80", quick=False)
     assert code == 0
     assert files(here) == ["net-cuda", "net-cuda/kernels.cu", "net-cuda/report.json", "net.onnx"]
     assert "not run: no GPU is visible" in out
@@ -412,6 +412,14 @@ def test_cuda_without_a_gpu_writes_the_kernels_and_says_that_they_did_not_run(ru
     assert document["parity"]["passed"] is True
     assert document["latency"] is None
     assert any("no GPU" in note for note in document["notes"])
+
+
+@pytest.mark.cuda_codegen
+@pytest.mark.usefixtures("no_gpu")
+def test_cuda_without_an_arch_is_refused(run, here):
+    code, out, err = run(net(), "--target", "cuda")
+    assert (code, out, files(here)) == (2, "", ["net.onnx"])
+    assert "-arch=sm_75|sm_80|sm_86|sm_89|sm_90" in err
 
 
 @pytest.mark.cuda_codegen

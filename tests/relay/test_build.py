@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from tests.support.lazy import Lazy
-from tests.support.relay_graphs import LLVM, Net, relay, tvm
+from tests.support.relay_graphs import CUDA, LLVM, Net, relay, tvm
 from tvm_fuse.core.errors import ToolFailed
 from tvm_fuse.core.graph import TensorSpec
 from tvm_fuse.core.inputs import make_inputs
@@ -130,7 +130,7 @@ def test_the_line_that_says_what_is_wrong(monkeypatch, text, wanted):
 
 @pytest.fixture
 def no_gpu(monkeypatch):
-    monkeypatch.setattr("tvm_fuse.relay.build.has_cuda_device", lambda: False)
+    monkeypatch.setattr("tvm_fuse.relay.cuda_hook.has_cuda_device", lambda: False)
 
 
 @pytest.mark.cuda_codegen
@@ -141,7 +141,7 @@ def test_cuda_source_needs_no_compiler(no_gpu, monkeypatch):
     before = tvm.get_global_func(CALLBACK, allow_missing=True)
     tvm.register_func(CALLBACK, compiler, override=True)
     try:
-        artifact = build.build_fused(fuse(model(), "cuda"), resolve("cuda"))
+        artifact = build.build_fused(fuse(model(), CUDA), resolve(CUDA))
         with pytest.raises(AssertionError, match="was called"):  # ours again afterwards
             tvm.get_global_func(CALLBACK)("")
     finally:
@@ -154,22 +154,8 @@ def test_cuda_source_needs_no_compiler(no_gpu, monkeypatch):
 
 @pytest.mark.cuda_codegen
 def test_cuda_kernels_are_counted_once_although_declared_twice(no_gpu):
-    artifact = build.build_unfused(model(), resolve("cuda"))
+    artifact = build.build_unfused(model(), resolve(CUDA))
     assert len(set(artifact.cuda_kernels)) == len(artifact.cuda_kernels) > 5
-
-
-@pytest.mark.parametrize(
-    ("line", "names"),
-    [
-        ('extern "C" __global__ void __launch_bounds__(64) f_kernel(float* a, int n) {', ["f_kernel"]),
-        ("__global__ void g(float* __restrict__ a){", ["g"]),
-        ("__global__ void declared(float* a);", []),
-        ("void host(float* a) {", []),
-        ("// __global__ void", []),
-    ],
-)
-def test_kernel_definitions_are_recognized(line, names):
-    assert build._CUDA_KERNEL.findall(line) == names
 
 
 # --- inputs, running, timing ---------------------------------------------------------------------

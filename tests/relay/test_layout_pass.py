@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.lazy import Lazy
 from tests.support.relay_graphs import (
+    CUDA,
     LLVM,
     Net,
     count_operators,
@@ -55,7 +56,7 @@ def test_cpu_layout_is_packed_once():
 
 @pytest.mark.cuda_codegen
 def test_cuda_layout_stays_plain():
-    counts = count_operators(decide(two_convolutions(Net()), "cuda"))
+    counts = count_operators(decide(two_convolutions(Net()), CUDA))
     assert counts == {"nn.conv2d": 2, "add": 2, "nn.relu": 2}
 
 

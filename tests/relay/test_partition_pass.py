@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.lazy import Lazy
 from tests.support.relay_graphs import (
+    CUDA,
     LLVM,
     Net,
     count_distinct_groups,
@@ -244,7 +245,7 @@ def test_scales_stay_in_their_kernel_for_cuda(scaled_module):
     module, _ = scaled_module
     fused, groups, _ = partition(module)
     assert len(groups) == count_distinct_groups(fused) == 11
-    kernels = cuda_kernels(plain_build(fused, "cuda", 3))
+    kernels = cuda_kernels(plain_build(fused, CUDA, 3))
     assert len([kernel for kernel in kernels if "conv2d" in kernel or "dense" in kernel]) == 11
 
 

@@ -29,14 +29,49 @@ def test_given_cpu_is_kept():
 
 @pytest.mark.cuda_codegen
 def test_cuda_gets_an_arch_and_a_host():
-    resolved = target.resolve_target("cuda")
+    resolved = target.resolve_target("cuda -arch=sm_80")
     assert target.is_cuda(resolved)
-    assert resolved.arch.startswith("sm_")
-    if not target.has_cuda_device():
-        assert resolved.arch == target.DEFAULT_CUDA_ARCH
+    assert resolved.arch == "sm_80"
     assert resolved.host.kind.name == "llvm"
     assert resolved.host.mcpu == detect_cpu()
     assert target.resolve_target("cuda -arch=sm_70").arch == "sm_70"
+
+
+@pytest.fixture
+def no_gpu(monkeypatch):
+    monkeypatch.setattr("tvm_fuse.relay.target.has_cuda_device", lambda: False)
+
+
+@pytest.mark.cuda_codegen
+@pytest.mark.usefixtures("no_gpu")
+@pytest.mark.parametrize("text", ["cuda", " cuda ", "cuda -max_num_threads=512", '{"kind": "cuda"}'])
+def test_cuda_without_an_arch_is_refused(text):
+    with pytest.raises(UsageError) as caught:
+        target.resolve_target(text)
+    assert text.strip() in str(caught.value)
+    assert "-arch=sm_75|sm_80|sm_86|sm_89|sm_90" in caught.value.hint
+    assert len(str(caught.value).splitlines()) == 2
+
+
+@pytest.mark.cuda_codegen
+@pytest.mark.usefixtures("no_gpu")
+def test_default_arch_of_tvm_is_refused_in_a_target_but_not_in_a_text():
+    with pytest.raises(UsageError, match="TVM would take sm_50"):
+        target.resolve_target(tvm.target.Target("cuda"))
+    assert target.resolve_target("cuda -arch=sm_50").arch == "sm_50"
+
+
+@pytest.mark.cuda_codegen
+@pytest.mark.parametrize("text", ["cuda", "cuda -max_num_threads=512"])
+def test_arch_of_a_visible_gpu_is_taken(monkeypatch, text):
+    monkeypatch.setattr("tvm_fuse.relay.target.has_cuda_device", lambda: True)
+    monkeypatch.setattr("tvm_fuse.relay.target._visible_arch", lambda: "sm_89")
+    assert target.resolve_target(text).arch == "sm_89"
+
+
+@pytest.mark.cuda_codegen
+def test_arch_of_a_named_gpu():
+    assert target.resolve_target("nvidia/nvidia-a100").arch == "sm_80"
 
 
 @pytest.mark.cuda_codegen

@@ -20,8 +20,10 @@ from typing import Any
 import numpy as np
 
 from tests.support.lazy import Lazy
+from tvm_fuse.cuda.source import read_kernels
 
 __all__ = [
+    "CUDA",
     "LLVM",
     "Net",
     "count_distinct_groups",
@@ -39,10 +41,14 @@ __all__ = [
 relay = Lazy("tvm_fuse.relay.base", "relay")
 tvm = Lazy("tvm_fuse.relay.base", "tvm")
 build = Lazy("tvm_fuse.relay.build")
+cuda_hook = Lazy("tvm_fuse.relay.cuda_hook")
 target = Lazy("tvm_fuse.relay.target")
 
 #: LLVM without its own optimizations: half the time, the same Relay.
 LLVM = "llvm -opt-level=0"
+
+#: A GPU need not be there: its kernels are generated only.
+CUDA = "cuda -arch=sm_80"
 
 
 class Net:
@@ -130,7 +136,7 @@ def plain_build(module: Any, on: str = LLVM, opt_level: int = 3, disabled: Seque
     """``relay.build`` as a user calls it; CUDA stays source, so that no compiler is needed."""
     resolved = target.resolve_target(on)
     with (
-        build._cuda_without_compiler(resolved),
+        cuda_hook.cuda_compilation(resolved),
         tvm.transform.PassContext(opt_level=opt_level, disabled_pass=list(disabled)),
     ):
         return relay.build(module, target=resolved)
@@ -157,7 +163,7 @@ def kernel_calls(library: Any) -> list[str]:
 
 def cuda_kernels(library: Any) -> list[str]:
     """The ``__global__`` functions of a library built for CUDA."""
-    return list(build._CUDA_KERNEL.findall(build._cuda_source(library)))
+    return list(read_kernels(build._cuda_source(library)))
 
 
 # --- looking at a module -----------------------------------------------------------------------

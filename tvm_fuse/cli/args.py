@@ -57,7 +57,7 @@ def _add_run(commands: Any) -> None:
     parser.add_argument(
         "--target",
         default="llvm",
-        help="llvm (this machine's CPU, the default), cuda, or any TVM target string",
+        help="llvm (this machine's CPU, the default), 'cuda -arch=sm_80', or any TVM target string",
     )
     _add_epsilon(parser)
     _add_parity(parser)

@@ -81,13 +81,12 @@ def check_launches(launches: Iterable[Launch], sources: Mapping[str, KernelSourc
     Raises:
         InternalError: They disagree.
     """
-    known = {launch.symbol: launch for launch in launches}
-    if known.keys() != sources.keys():
-        raise InternalError(
-            f"kernels in the IR {sorted(known)} are not those of the source {sorted(sources)}"
-        )
-    for symbol, source in sources.items():
-        launch = known[symbol]
+    for launch in launches:
+        symbol, source = launch.symbol, sources.get(launch.symbol)
+        if source is None:
+            raise InternalError(
+                f"kernel {symbol} is in the IR and not in the source, which has {sorted(sources)}"
+            )
         names = [parameter.name for parameter in launch.parameters]
         if len(names) != len(source.parameters) or not all(map(_is_renamed, names, source.parameters)):
             raise InternalError(f"{symbol}: parameters in the IR {names}, in the source {source.parameters}")

@@ -10,17 +10,18 @@ from __future__ import annotations
 import json
 import re
 import time
-from collections.abc import Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 
-from tvm_fuse.core.errors import MissingDependency, ToolFailed
+from tvm_fuse.core.errors import ToolFailed
+from tvm_fuse.cuda.source import read_kernels
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.cuda_hook import cuda_compilation
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
-from tvm_fuse.relay.target import has_cuda_device, is_cuda
+from tvm_fuse.relay.target import is_cuda
 
 __all__ = [
     "Artifact",
@@ -43,9 +44,6 @@ _NOT_FOR_REFERENCE = ("SimplifyExpr", "SimplifyExprPostAlterOp")
 _CONFIG = {"tir.disable_assert": True}
 
 _ERROR_LINE = re.compile(r"\b\w*Error\b|[Cc]heck failed")
-
-#: A kernel's definition; TVM also writes a declaration of each, which ends in ";".
-_CUDA_KERNEL = re.compile(r"\b__global__\s+void\s+(?:__launch_bounds__\(\d+\)\s+)?(\w+)\s*\([^;{)]*\)\s*\{")
 
 
 @dataclass(frozen=True)
@@ -82,12 +80,13 @@ class Artifact:
         return sum(call.bytes_read + call.bytes_written for call in self.calls)
 
 
-def build_fused(module: Any, target: Any) -> Artifact:
+def build_fused(module: Any, target: Any, instruments: Sequence[Any] = ()) -> Artifact:
     """Build a module whose layouts are decided and whose chains are grouped.
 
     Args:
         module: What ``FuseChains`` returned for the same target.
         target: A ``tvm.target.Target``.
+        instruments: Pass instruments that watch the build.
 
     Returns:
         The artifact.
@@ -95,7 +94,7 @@ def build_fused(module: Any, target: Any) -> Artifact:
     Raises:
         ToolFailed: TVM cannot build it.
     """
-    return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES)
+    return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
 
 
 def build_unfused(module: Any, target: Any) -> Artifact:
@@ -114,47 +113,25 @@ def build_unfused(module: Any, target: Any) -> Artifact:
     return _build(module, target, 0, _NOT_FOR_REFERENCE)
 
 
-def _build(module: Any, target: Any, opt_level: int, disabled: Sequence[str]) -> Artifact:
+def _build(
+    module: Any, target: Any, opt_level: int, disabled: Sequence[str], instruments: Sequence[Any] = ()
+) -> Artifact:
+    context = tvm.transform.PassContext(
+        opt_level=opt_level, disabled_pass=list(disabled), config=_CONFIG, instruments=list(instruments)
+    )
     try:
-        with (
-            _cuda_without_compiler(target),
-            tvm.transform.PassContext(opt_level=opt_level, disabled_pass=list(disabled), config=_CONFIG),
-        ):
+        with cuda_compilation(target), context:
             library = relay.build(module, target=target)
-    except FileNotFoundError as error:  # from TVM's call of nvcc, where a GPU is visible
-        raise MissingDependency(
-            f"TVM cannot compile for {target}: {error}",
-            "install the CUDA toolkit, or run on a machine without a GPU",
-        ) from error
     except tvm.TVMError as error:
         raise ToolFailed(f"relay.build failed for {target}: {_summarize(error)}") from error
     source = _cuda_source(library) if is_cuda(target) else ""
-    return Artifact(
-        library, read_calls(library.get_graph_json()), source, tuple(_CUDA_KERNEL.findall(source))
-    )
+    return Artifact(library, read_calls(library.get_graph_json()), source, tuple(read_kernels(source)))
 
 
 def _summarize(error: Exception) -> str:
     """The line of TVM's message that says what is wrong; TensorIR of the kernel may follow it."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__]
     return next((line for line in reversed(lines) if _ERROR_LINE.search(line)), lines[-1])
-
-
-@contextmanager
-def _cuda_without_compiler(target: Any) -> Iterator[None]:
-    """On a machine with no GPU, keep CUDA as source: no nvcc is needed, and nothing could run it."""
-    name = "tvm_callback_cuda_compile"
-    if not is_cuda(target) or has_cuda_device():
-        yield
-        return
-    before = tvm.get_global_func(name, allow_missing=True)
-    # TVM takes a result that starts with "/" as PTX text and stores it as it is.
-    tvm.register_func(name, lambda code, *_: "// not compiled: no GPU on the building machine", override=True)
-    try:
-        yield
-    finally:
-        if before is not None:
-            tvm.register_func(name, before, override=True)
 
 
 def _cuda_source(library: Any) -> str:

@@ -9,29 +9,35 @@ from tvm_fuse.core.errors import MissingDependency, UsageError
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.strategy import TARGET_KEY, register_schedules
 
-__all__ = ["DEFAULT_CUDA_ARCH", "has_cuda_device", "is_cuda", "resolve_target"]
+__all__ = ["has_cuda_device", "is_cuda", "resolve_target"]
 
-#: The arch of ``--target cuda`` where no GPU says otherwise: A100. Stated in the report.
-DEFAULT_CUDA_ARCH = "sm_80"
+#: What TVM takes where no arch is given and no GPU is visible: Maxwell, of 2014.
+_TVM_DEFAULT_ARCH = "sm_50"
+
+_CUDA_HINT = "add the GPU's: -arch=sm_75|sm_80|sm_86|sm_89|sm_90 (T4, A100, RTX 30, RTX 40, H100 and H200)"
 
 
 def resolve_target(target: Any = None) -> Any:
     """Turn a user's target into a ``tvm.target.Target`` with a host.
 
     Args:
-        target: None or ``"llvm"`` (this machine's CPU), ``"cuda"`` (the visible GPU's arch, else
-            ``DEFAULT_CUDA_ARCH``), any TVM target string, or a ``Target``.
+        target: None or ``"llvm"`` (this machine's CPU), ``"cuda -arch=sm_80"``, ``"cuda"`` (the
+            visible GPU), any TVM target string, or a ``Target``.
 
     Returns:
         The target.
 
     Raises:
-        UsageError: TVM does not know the target.
+        UsageError: TVM does not know the target, or it is CUDA's without an arch and no GPU is visible.
         MissingDependency: This TVM was built without the target's code generator.
     """
-    if not isinstance(target, tvm.target.Target):
-        text = str(target or "llvm").strip()
+    text = str(target or "llvm").strip()
+    is_object = isinstance(target, tvm.target.Target)
+    if not is_object:
         target = _parse(_complete(text), text)
+    is_stated = not is_object and _TVM_DEFAULT_ARCH in text
+    if is_cuda(target) and target.arch == _TVM_DEFAULT_ARCH and not is_stated and not has_cuda_device():
+        raise _missing_arch(text)
     kind = target.kind.name
     if tvm.get_global_func(f"target.build.{kind}", allow_missing=True) is None:
         raise MissingDependency(
@@ -50,9 +56,19 @@ def _complete(text: str) -> str:
     if text.split()[:1] == ["llvm"] and "-keys=" not in text:
         register_schedules()
         return f"{text} -keys={TARGET_KEY},cpu"
-    if text == "cuda":
-        return f"cuda -arch={_visible_arch() or DEFAULT_CUDA_ARCH}"
+    if text.split()[:1] == ["cuda"] and "-arch" not in text:
+        if not has_cuda_device():
+            raise _missing_arch(text)
+        return f"{text} -arch={_visible_arch()}"
     return text
+
+
+def _missing_arch(target: str) -> UsageError:
+    return UsageError(
+        f"target {target!r}: no GPU architecture is named, and no GPU is visible; "
+        f"TVM would take {_TVM_DEFAULT_ARCH}",
+        _CUDA_HINT,
+    )
 
 
 def _parse(completed: str, asked: str) -> Any:
@@ -62,7 +78,7 @@ def _parse(completed: str, asked: str) -> Any:
         detail = str(error).strip().splitlines()[-1] if str(error).strip() else type(error).__name__
         raise UsageError(
             f"unknown target {asked!r}: {detail}",
-            "examples: llvm, 'llvm -mcpu=haswell', cuda, 'cuda -arch=sm_86'",
+            "examples: llvm, 'llvm -mcpu=haswell', 'cuda -arch=sm_86'",
         ) from error
 
 
@@ -76,7 +92,5 @@ def has_cuda_device() -> bool:
     return bool(tvm.cuda(0).exist)
 
 
-def _visible_arch() -> str | None:
-    if not has_cuda_device():
-        return None
+def _visible_arch() -> str:
     return "sm_" + str(tvm.cuda(0).compute_version).replace(".", "")

@@ -452,7 +452,14 @@ def dense_net():
     return b.build([b.batch_norm(y, name="bn")])
 
 
-RELOADED = {"conv2d": net, "conv1d of one tap": conv1d_net, "dense": dense_net}
+def conv3d_net():
+    """B071: five axes."""
+    b = Builder()
+    y = b.conv(b.input("x", (1, 3, 4, 6, 6)), 4, kernel=[3, 3, 3], pad=1, name="conv")
+    return b.build([b.batch_norm(y, name="bn")])
+
+
+RELOADED = {"conv2d": net, "conv1d of one tap": conv1d_net, "dense": dense_net, "conv3d": conv3d_net}
 
 
 def feeds_of(model):

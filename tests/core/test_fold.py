@@ -231,6 +231,7 @@ def test_whatever_scales_and_shifts_between_layer_and_batch_norm_becomes_one_bia
 @pytest.mark.parametrize("center", [False, True], ids=["no center", "center"])
 @pytest.mark.parametrize("scale", [False, True], ids=["no scale", "scale"])
 def test_center_and_scale(center, scale, with_bias):
+    """B067: a batch norm may have either of gamma and beta without the other."""
     g = GraphBuilder()
     x, feeds = conv_feed(g)
     y = g.conv2d(x, draw(C, C, 3, 3))

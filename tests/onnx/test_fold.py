@@ -7,7 +7,7 @@ import tracemalloc
 import numpy as np
 import onnx
 import pytest
-from onnx import TensorProto, helper
+from onnx import TensorProto, helper, numpy_helper
 
 from examples.models import MODELS
 from tests.support.onnx_models import Builder, run
@@ -113,6 +113,105 @@ def test_a_linear_layer_with_batch_norms_on_both_sides(fold):
     source = b.build([b.batch_norm(y, name="after")])
     folded = fold(source)
     assert operators(folded.proto) == ["Gemm"]
+    assert_same_outputs(source, folded.proto)
+
+
+def scalar_gemm(alpha, beta, trans_b):
+    """X = 1, W = 2, C = 3, then gamma 4, beta 0.5, mean 1, variance 3, epsilon 1: a scale of 2."""
+    b = Builder()
+    y = b.op(
+        "Gemm", b.input("x", (1, 1)), b.const([[2.0]], "W"), b.const([3.0], "C"),
+        alpha=alpha, beta=beta, transB=trans_b, name="gemm",
+    )  # fmt: skip
+    return b.build([b.batch_norm(y, 1.0, gamma=4.0, beta=0.5, mean=1.0, var=3.0, name="y")])
+
+
+@pytest.mark.parametrize("trans_b", [0, 1])
+@pytest.mark.parametrize(
+    ("alpha", "beta", "value", "weight", "bias"),
+    [(1.0, 2.0, 14.5, 4.0, 10.5), (0.5, 2.0, 12.5, 2.0, 10.5), (0.5, 1.0, 6.5, 2.0, 4.5)],
+)
+def test_b009_alpha_and_beta_of_a_gemm_count_once(fold, alpha, beta, value, weight, bias, trans_b):
+    folded = fold(scalar_gemm(alpha, beta, trans_b))
+    (node,) = folded.proto.graph.node
+    given = {entry.name: helper.get_attribute_value(entry) for entry in node.attribute}
+    assert (node.op_type, given.get("alpha", 1.0), given.get("beta", 1.0)) == ("Gemm", 1.0, 1.0)
+    arrays = {tensor.name: numpy_helper.to_array(tensor) for tensor in folded.proto.graph.initializer}
+    assert [float(arrays[name].squeeze()) for name in node.input[1:]] == [weight, bias]
+    for model in (scalar_gemm(alpha, beta, trans_b), folded.proto):
+        assert run(model, {"x": np.ones((1, 1), "float32")})[0].tolist() == [[value]]
+
+
+def transposed_net(b, name, out=16):
+    """B014: a weight of (16, 8, 1, 5) in two groups; its first axis is that of the input."""
+    weight = b.const(b.rng.standard_normal((16, out // 2, 1, 5)))
+    return b.op("ConvTranspose", b.input(f"x_{name}", (1, 16, 3, 4)), weight, group=2, name=name)
+
+
+@pytest.mark.parametrize("out", [16, 4])
+def test_b014_transposed_convolutions_of_groups(fold, out):
+    b = Builder()
+    source = b.build([b.batch_norm(transposed_net(b, "deconv", out), channels=out, name="y")])
+    folded = fold(source)
+    assert operators(folded.proto) == ["ConvTranspose"]
+    assert_same_outputs(source, folded.proto)
+
+
+def test_b014_one_that_cannot_fold_stops_no_other(fold):
+    b = Builder()
+    before = b.batch_norm(b.input("x", (1, 16, 3, 4)), name="before")
+    weight = b.const(b.rng.standard_normal((16, 8, 1, 5)))
+    stays = b.op("ConvTranspose", before, weight, group=2, name="deconv")
+    source = b.build([stays, b.batch_norm(transposed_net(b, "other"), channels=16, name="y")])
+    folded = fold(source)
+    assert [record.name for record in folded.folds] == ["y"]
+    (decision,) = [decision for decision in folded.decisions if not decision.applied]
+    assert (decision.at, decision.reason.code) == ("before", Code.BN_SHIFT_BEFORE_PADDING)
+    assert "deconv" in decision.reason.got
+    assert_same_outputs(source, folded.proto)
+
+
+def test_b071_five_axes(fold):
+    b = Builder()
+    conv = b.conv(b.input("x", (1, 3, 16, 64, 64)), 32, kernel=[3, 3, 3], pad=1, bias=True)
+    source = b.build([b.batch_norm(conv, name="y")])
+    assert [dim.dim_value for dim in source.graph.output[0].type.tensor_type.shape.dim] == [1, 32, 16, 64, 64]
+    folded = fold(source)
+    assert operators(folded.proto) == ["Conv"]
+    assert_same_outputs(source, folded.proto)
+
+
+def quantized_weight(b, x):
+    """The weight is held as integers."""
+    weight = b.const(b.rng.randint(-9, 9, (4, 3, 3, 3)), dtype="int8")
+    return b.conv(x, 4, weight=b.op("DequantizeLinear", weight, b.const(0.1), int8_zero(b), name="rounded"))
+
+
+def quantized_result(b, x):
+    """The result is rounded to integers and back."""
+    scale, zero = b.const(0.1), int8_zero(b)
+    y = b.op("QuantizeLinear", b.conv(x, 4), scale, zero)
+    return b.op("DequantizeLinear", y, scale, zero, name="rounded")
+
+
+def int8_zero(b):
+    return b.const(0, dtype="int8")
+
+
+QUANTIZED = {
+    "weight": (quantized_weight, Code.WEIGHT_NOT_CONSTANT, "computed by rounded"),
+    "result": (quantized_result, Code.BN_PRODUCER_UNSUPPORTED, "DequantizeLinear"),
+}
+
+
+@pytest.mark.parametrize(("make", "code", "got"), QUANTIZED.values(), ids=QUANTIZED.keys())
+def test_b119_a_quantizer_that_came_first_is_named(fold, make, code, got):
+    """A fold belongs before quantization; after it, there is no weight left to scale."""
+    b = Builder()
+    source = b.build([b.batch_norm(make(b, b.input("x", (1, 3, 6, 6))), name="y")])
+    folded = fold(source)
+    (decision,) = folded.decisions
+    assert (decision.reason.code, decision.reason.got) == (code, got)
     assert_same_outputs(source, folded.proto)
 
 

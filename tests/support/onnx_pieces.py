@@ -125,6 +125,14 @@ SPELLINGS = {
     "gamma / sqrt": (scale_first, {}),
     "1 / sqrt": (one_over, {}),
     "x + (-mean)": (negated_mean, {}),
+    "without gamma": (
+        lambda b, x, p: b.op("Add", b.op("Div", centred(b, x, p), deviation(b, p)), p.beta, name="last"),
+        {"gamma": ONES},
+    ),
+    "without beta": (
+        lambda b, x, p: b.op("Mul", b.op("Div", centred(b, x, p), deviation(b, p)), p.gamma, name="last"),
+        {"beta": ZEROS},
+    ),
     "not affine": (
         lambda b, x, p: b.op("Div", centred(b, x, p), deviation(b, p), name="last"),
         {"gamma": ONES, "beta": ZEROS},

@@ -215,6 +215,90 @@ def test_b119_a_quantizer_that_came_first_is_named(fold, make, code, got):
     assert_same_outputs(source, folded.proto)
 
 
+# --- what does not fold: the table of docs/folding.md -----------------------------------------------
+
+
+def padded_before(b, x):
+    widths = b.const(np.array([0, 0, 1, 1, 0, 0, 1, 1]))
+    return b.conv(b.op("Pad", b.batch_norm(x, name="bn"), widths), 4, channels=3)
+
+
+def after_an_add(b, other):
+    return b.batch_norm(b.op("Add", b.conv(b.input("x", (2, 3, 6, 6)), 4), other), channels=4, name="bn")
+
+
+def in_a_branch(b, x):
+    """Both branches are the same."""
+    inner = Builder()
+    norm = inner.build([inner.batch_norm(inner.conv(inner.input("inner", (1, 3, 6, 6)), 4), name="bn")]).graph
+    graphs = []
+    for side in ("then", "else"):
+        graph = onnx.GraphProto()
+        graph.CopyFrom(norm)
+        del graph.input[:]
+        graph.name = side
+        graph.node[0].input[0] = x
+        graphs.append(graph)
+    return b.op("If", b.input("c", (), np.bool_), then_branch=graphs[0], else_branch=graphs[1], name="y")
+
+
+def product(*operands, op="MatMul"):
+    """The names of its operands, or the shapes of constants."""
+
+    def make(b, x):
+        values = [b.input(v, (6, 6)) if isinstance(v, str) else b.const(np.ones(v)) for v in operands]
+        return b.batch_norm(b.op(op, *values), channels=6, name="bn")
+
+    return make
+
+
+STAYS = {
+    "explicit padding": (padded_before, Code.BN_SHIFT_BEFORE_PADDING),
+    "before a transposed convolution": (
+        lambda b, x: b.op("ConvTranspose", b.batch_norm(x, name="bn"), b.const(np.ones((3, 4, 2, 2)))),
+        Code.BN_SHIFT_BEFORE_PADDING,
+    ),
+    "before a concatenation": (
+        lambda b, x: b.conv(b.op("Concat", b.batch_norm(x, name="bn"), x, axis=1), 4, channels=6),
+        Code.BN_READER_UNSUPPORTED,
+    ),
+    "before an activation": (
+        lambda b, x: b.conv(b.relu(b.batch_norm(x, name="bn")), 4, channels=3), Code.BN_BEFORE_ACTIVATION,
+    ),
+    "after an activation": (
+        lambda b, x: b.batch_norm(b.relu(b.conv(x, 4)), name="bn"), Code.BN_AFTER_ACTIVATION,
+    ),
+    "after a constant of full size": (
+        lambda b, x: after_an_add(b, b.const(np.ones((2, 4, 4, 4)))), Code.BN_PRODUCER_UNSUPPORTED,
+    ),
+    "after an add that broadcasts": (
+        lambda b, x: after_an_add(b, b.conv(x, 4)), Code.BN_PRODUCER_UNSUPPORTED,
+    ),
+    "after an add of an input": (
+        lambda b, x: after_an_add(b, b.input("z", (2, 4, 4, 4))), Code.BN_PRODUCER_UNSUPPORTED,
+    ),
+    "Gemm of an input B": (product("x1", "x2", (6,), op="Gemm"), Code.BN_PRODUCER_UNSUPPORTED),
+    "Gemm of an input C": (product("x1", (6, 6), "x2", op="Gemm"), Code.BN_PRODUCER_UNSUPPORTED),
+    "MatMul of a constant on the left": (product((6, 6), "x1"), Code.BN_PRODUCER_UNSUPPORTED),
+    "branch": (in_a_branch, None),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("make", "code"), STAYS.values(), ids=STAYS.keys())
+def test_what_stays(fold, make, code):
+    b = Builder()
+    source = b.build([make(b, b.input("x0", (1, 3, 6, 6)))])
+    folded = fold(source)
+    assert folded.folds == ()
+    assert [(decision.at, decision.reason.code) for decision in folded.decisions] == [("bn", code)][
+        : bool(code)
+    ]
+    assert operators(folded.proto) == operators(source)
+
+
+# --- joins and runs ----------------------------------------------------------------------------------
+
+
 def test_a_residual_sum_and_a_concatenation(fold):
     b = Builder()
     x = b.input("x", (1, 4, 6, 6))

@@ -10,13 +10,22 @@ from tvm_fuse.core.affine import AffineRecord
 from tvm_fuse.core.edit import Direction
 from tvm_fuse.core.epsilon import EpsilonOrigin
 from tvm_fuse.core.fold import FoldRecord
+from tvm_fuse.core.gpu import WARP_THREADS
 from tvm_fuse.core.manifest import Manifest
 from tvm_fuse.core.parity import ParityReport, ParityRow
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.core.weights import FoldedLayer
-from tvm_fuse.report import FoldReport, Report, Verification, quartiles
+from tvm_fuse.cuda.source import short_name
+from tvm_fuse.report import FoldReport, Kernel, KernelReport, Report, Verification, quartiles
 
-__all__ = ["render", "render_fold", "render_manifest", "render_parity", "render_verification"]
+__all__ = [
+    "render",
+    "render_fold",
+    "render_kernels",
+    "render_manifest",
+    "render_parity",
+    "render_verification",
+]
 
 _MOST_REASONS = 12
 _WIDTH = 92
@@ -72,6 +81,62 @@ def render_verification(outcome: Verification) -> str:
     lines += _render_rest(len(failed))
     title = "Outputs compared with the source" + (f", both run by {outcome.engine}" if outcome.engine else "")
     return _join([lines, render_parity(outcome.parity, title)])
+
+
+def render_kernels(report: KernelReport) -> str:
+    """The CUDA kernels of a model as a table."""
+    used = [kernel.resources for kernel in report.kernels]
+    spills, stacks = sum(row.spill_bytes > 0 for row in used), sum(row.stack_bytes > 0 for row in used)
+    lines = [f"{report.model} for {report.arch}    ({report.compiler})"]
+    lines += [f"{len(used)} CUDA kernels, {spills} with spills, {stacks} with a stack", ""]
+    lines += _align([_KERNEL_COLUMNS, *map(_kernel_row, report.kernels)])
+    lines += ["", *_KERNEL_LEGEND]
+    narrow = sum(row.threads_per_block < WARP_THREADS for row in used)
+    if narrow:
+        lines.append(
+            f"note: {narrow} kernels have blocks of fewer than {WARP_THREADS} threads, which leave lanes of "
+            "their warps idle; no schedule was tuned for them"
+        )
+    if report.computed:
+        names = ", ".join(map(short_name, report.computed))
+        lines.append(f"note: left out, since the host computes their launch at run time: {names}")
+    return "\n".join(lines)
+
+
+_KERNEL_COLUMNS = ("spill", "stack", "regs", "smem", "grid", "block", "occ", "limited by", "kernel")
+_KERNEL_LEGEND = (
+    "spill: bytes of instructions that save and restore registers; stack: bytes of local memory of a thread;",
+    "smem: bytes of shared memory of a block; occ: share of the warps that a multiprocessor could hold",
+)
+
+
+def _kernel_row(kernel: Kernel) -> tuple[str, ...]:
+    launch, used = kernel.launch, kernel.resources
+    limits = "" if used.occupancy_ratio == 1.0 else ", ".join(limit.value for limit in used.limited_by)
+    return (
+        str(used.spill_bytes),
+        str(used.stack_bytes),
+        str(used.registers_per_thread),
+        str(used.smem_static_bytes + used.smem_dynamic_bytes),
+        "x".join(map(str, launch.grid)),
+        "x".join(map(str, launch.block)),
+        f"{used.occupancy_ratio:.0%}" if used.blocks_per_sm else "NO FIT",
+        limits,
+        short_name(used.symbol),
+    )
+
+
+def _align(rows: Sequence[Sequence[str]]) -> list[str]:
+    """Columns as wide as they must be: numbers to the right, the last two to the left."""
+    widths = [max(map(len, column)) for column in zip(*rows)]
+    numbers = len(widths) - 2
+    return [
+        "  ".join(
+            cell.rjust(width) if index < numbers else cell.ljust(width)
+            for index, (cell, width) in enumerate(zip(row, widths))
+        ).rstrip()
+        for row in rows
+    ]
 
 
 def _join(sections: Sequence[Sequence[str]]) -> str:

@@ -16,12 +16,16 @@ from tvm_fuse.core.fold import FoldRecord
 from tvm_fuse.core.manifest import Manifest
 from tvm_fuse.core.parity import ParityReport
 from tvm_fuse.core.reason import Decision, Reason
+from tvm_fuse.cuda.launch import Launch
+from tvm_fuse.cuda.resources import KernelResources
 
 __all__ = [
     "Check",
     "Cost",
     "FoldReport",
     "FusedKernel",
+    "Kernel",
+    "KernelReport",
     "Latency",
     "Report",
     "Verification",
@@ -33,6 +37,7 @@ __all__ = [
 #: Name and version of the JSON form; the number rises when a reader would have to change.
 SCHEMA = {"name": "tvm-fuse/report", "version": 2}
 _FOLD_SCHEMA = {"name": "tvm-fuse/fold-report", "version": 1}
+_KERNELS_SCHEMA = {"name": "tvm-fuse/kernels", "version": 1}
 _VERIFY_SCHEMA = {"name": "tvm-fuse/verification", "version": 1}
 
 
@@ -168,16 +173,47 @@ class Verification:
         return has_parity and not any(check.problem for check in self.checks)
 
 
+@dataclass(frozen=True)
+class Kernel:
+    """A CUDA kernel: how it is launched, and what it uses."""
+
+    launch: Launch
+    resources: KernelResources
+
+
+@dataclass(frozen=True)
+class KernelReport:
+    """The CUDA kernels of a fused model.
+
+    Args:
+        model: Name of the model.
+        target: Target string.
+        arch: What the kernels were compiled for.
+        compiler: Name and version of the CUDA compiler.
+        kernels: The worst first.
+        computed: Kernels left out, since the host computes their launch at run time.
+    """
+
+    model: str
+    target: str
+    arch: str
+    compiler: str
+    kernels: tuple[Kernel, ...]
+    computed: tuple[str, ...] = ()
+
+
 # --- JSON ------------------------------------------------------------------------------------
 
 
-def to_json(report: Report | FoldReport | Verification) -> str:
+def to_json(report: Report | FoldReport | KernelReport | Verification) -> str:
     """The report as one JSON document with sorted keys, without what records do not show (``repr=False``).
 
     Non-finite numbers are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
     """
     if isinstance(report, FoldReport):
         return _dump({"schema": _FOLD_SCHEMA, **to_plain(report)})
+    if isinstance(report, KernelReport):
+        return _dump({"schema": _KERNELS_SCHEMA, **to_plain(report)})
     if isinstance(report, Verification):
         return _dump({"schema": _VERIFY_SCHEMA, "passed": report.passed, **to_plain(report)})
     document = {"schema": SCHEMA, **to_plain(report)}

@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tvm-fuse {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_run, _add_fold, _add_manifest, _add_verify, _add_doctor):
+    for add in (_add_run, _add_kernels, _add_fold, _add_manifest, _add_verify, _add_doctor):
         add(commands)
     return parser
 
@@ -70,6 +70,29 @@ def _add_run(commands: Any) -> None:
         help="write report.json, and model.so or kernels.cu, into this folder "
         "(default for CUDA without a GPU: MODEL-cuda in the current folder)",
     )
+
+
+def _add_kernels(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "kernels",
+        summary="show what each CUDA kernel of a model uses",
+        description="Fold and fuse a model, compile its CUDA kernels, and show for each its launch,\n"
+        "registers, spills, stack, shared memory and occupancy, the worst first. No GPU is needed.",
+    )
+    _add_model(parser)
+    parser.add_argument(
+        "--target", default="cuda", help="such as 'cuda -arch=sm_80' (default: the visible GPU)"
+    )
+    parser.add_argument(
+        "--compiler", default="nvrtc", help="nvrtc (the default), nvcc, or the path of an nvcc"
+    )
+    parser.add_argument(
+        "--source",
+        metavar="KERNEL",
+        help="print the CUDA C of this kernel instead; a part of its name will do",
+    )
+    _add_json(parser)
 
 
 def _add_fold(commands: Any) -> None:

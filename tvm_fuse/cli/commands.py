@@ -17,7 +17,7 @@ from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, Us
 from tvm_fuse.core.parity import TOLERANCES, Tolerance
 from tvm_fuse.epsilon_config import read_epsilon_config
 
-__all__ = ["run_doctor", "run_fold", "run_manifest", "run_run", "run_verify"]
+__all__ = ["run_doctor", "run_fold", "run_kernels", "run_manifest", "run_run", "run_verify"]
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -65,6 +65,27 @@ def run_run(args: argparse.Namespace) -> int:
             print(f"wrote {file}", file=people)
     parity = compiled.report.parity
     return ParityFailed.exit_code if parity is not None and not parity.passed else 0
+
+
+def run_kernels(args: argparse.Namespace) -> int:
+    """Show what each CUDA kernel uses, or the source of one."""
+    shapes = to_mapping(args.shape, "--shape")
+    with show_progress("loading TVM"):
+        from tvm_fuse import kernels
+        from tvm_fuse.relay.load import load_model
+        from tvm_fuse.render import render_kernels
+        from tvm_fuse.report import to_json
+    target = kernels.resolve_cuda(args.target, args.compiler)
+    with show_progress("importing the model"):
+        model = load_model(args.model, shapes=shapes, params=args.params)
+    build = kernels.build_model(model, target, show_progress)
+    if args.source is not None:
+        print(kernels.show_source(build, args.source))
+        return 0
+    with show_progress("compiling the kernels"):
+        report = kernels.report_kernels(model.name, build, target, args.compiler)
+    print(to_json(report) if args.json else render_kernels(report))
+    return 0
 
 
 def run_fold(args: argparse.Namespace) -> int:

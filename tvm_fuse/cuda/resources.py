@@ -62,9 +62,11 @@ class KernelResources:
         return self.spill_store_bytes + self.spill_load_bytes
 
     @property
-    def badness(self) -> tuple[int, int, float]:
-        """Larger is worse: spills, then stack, then what is missing to full occupancy."""
-        return self.spill_bytes, self.stack_bytes, 1.0 - self.occupancy_ratio
+    def badness(self) -> tuple[bool, int, int, float, int]:
+        """Larger is worse: no launch, spills, stack, low occupancy, small blocks, in this order."""
+        does_not_fit = self.blocks_per_sm == 0
+        idle = 1.0 - self.occupancy_ratio
+        return does_not_fit, self.spill_bytes, self.stack_bytes, idle, -self.threads_per_block
 
 
 def read_resources(compiled: CompiledModule, launches: Iterable[Launch]) -> tuple[KernelResources, ...]:

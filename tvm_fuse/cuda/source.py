@@ -3,9 +3,12 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-__all__ = ["KernelSource", "read_kernels"]
+from tvm_fuse.core.errors import UsageError
+
+__all__ = ["KernelSource", "choose_kernel", "read_kernels", "short_name"]
 
 #: A kernel's definition; TVM also writes a declaration of each, which ends in ";".
 _DEFINITION = re.compile(
@@ -31,6 +34,33 @@ class KernelSource:
     parameters: tuple[str, ...]
     launch_bounds: int | None
     text: str = field(repr=False)
+
+
+def short_name(symbol: str) -> str:
+    """A kernel's name without what TVM puts before every one."""
+    return symbol.removeprefix("tvmgen_default_")
+
+
+def choose_kernel(kernels: Mapping[str, KernelSource], name: str) -> KernelSource:
+    """The kernel that a user means.
+
+    Args:
+        kernels: Symbol -> the kernel.
+        name: Its symbol, its short name, or a part of it that no other kernel has.
+
+    Returns:
+        The kernel.
+
+    Raises:
+        UsageError: None or several match.
+    """
+    exact = [kernel for symbol, kernel in kernels.items() if name in (symbol, short_name(symbol))]
+    matches = exact or [kernel for symbol, kernel in kernels.items() if name in symbol]
+    if len(matches) != 1:
+        known = ", ".join(sorted(short_name(kernel.symbol) for kernel in matches or kernels.values()))
+        count = "several kernels have" if matches else "no kernel has"
+        raise UsageError(f"{count} {name!r} in the name: {known}", "give the whole name of one")
+    return matches[0]
 
 
 def read_kernels(source: str) -> dict[str, KernelSource]:

@@ -7,7 +7,9 @@ import os
 import shutil
 import subprocess
 import sys
+import threading
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import onnx
@@ -97,6 +99,27 @@ def test_fold_as_json(run):
     assert document["not_folded"][0]["reason"]["code"] == "bn-after-activation"
     assert document["manifest"]["batch_norms"][0]["layers"][0]["name"] == "conv"
     assert "wrote folded.onnx" in err
+
+
+@pytest.mark.parametrize("options", [[], ["--json"]], ids=["text", "json"])
+def test_progress_is_on_standard_error(run, monkeypatch, options):
+    class Slow(threading.Event):
+        """Not yet set when it is first asked."""
+
+        def wait(self, timeout=None):
+            return timeout != 0 and super().wait(timeout)
+
+    monkeypatch.setattr("tvm_fuse.cli.progress._QUIET_S", 0)
+    monkeypatch.setattr(
+        "tvm_fuse.cli.progress.threading", SimpleNamespace(Event=Slow, Thread=threading.Thread)
+    )
+    _, out, err = run("fold", "net.onnx", "-o", "folded.onnx", *options)
+    steps = ("reading the model", "folding", "saving")
+    assert all(f"{step}: " in err for step in steps)
+    assert not any(f"{step}: " in out for step in steps)
+    _, out, err = run("verify", "folded.onnx", "--source", "net.onnx", *options)
+    assert "verifying: " in err
+    assert "verifying: " not in out
 
 
 @pytest.mark.usefixtures("folded")

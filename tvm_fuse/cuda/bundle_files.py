@@ -58,6 +58,7 @@ def save_bundle(
 
     Raises:
         UsageError: The folder cannot be written; what was there before is still there.
+        ModelError: The bundle could not be loaded again.
     """
     inputs, outputs = golden
     contents = dict(kernels)
@@ -70,7 +71,9 @@ def save_bundle(
         FileRecord(name, len(data), hashlib.sha256(data).hexdigest()) for name, data in contents.items()
     )
     bundle = replace(bundle, files=tuple(records))
-    contents[BUNDLE_FILE] = f"{to_json(bundle)}\n".encode()
+    text = to_json(bundle)
+    from_json(text, str(folder))
+    contents[BUNDLE_FILE] = f"{text}\n".encode()
     write_files(folder, contents, stale=[*_older_files(folder), _PARAMS_FILE])
     return bundle
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 
@@ -66,14 +67,21 @@ def _find_faults(bundle: Bundle) -> Iterator[str]:
     yield from _find_memory_faults(bundle)
     yield from _find_port_faults(bundle)
     yield from _find_call_faults(bundle)
-    names = {record.name for record in bundle.files}
-    missing = [image.file for image in bundle.images if image.file not in names]
-    yield from (f"{name} is not among its files" for name in missing)
-    yield from (f"the file name {name!r} has a folder in it" for name in names if not _is_bare(name))
-    if not bundle.images:
-        yield "it has no machine code"
+    yield from _find_file_faults(bundle)
     if bundle.draws and len(bundle.draws) != len(bundle.parameters):
         yield f"it draws {len(bundle.draws)} of {len(bundle.parameters)} parameters"
+
+
+def _find_file_faults(bundle: Bundle) -> Iterator[str]:
+    names = {record.name for record in bundle.files}
+    yield from (f"the file name {name!r} has a folder in it" for name in names if not _is_bare(name))
+    for image in bundle.images:
+        if image.form not in ("cubin", "ptx") or not re.fullmatch(r"sm_\d{2,3}[af]?", image.arch):
+            yield f"unknown machine code {image.form!r} for {image.arch!r}"
+        if image.file not in names:
+            yield f"{image.file} is not among its files"
+    if not bundle.images:
+        yield "it has no machine code"
 
 
 def _is_bare(name: str) -> bool:
@@ -108,16 +116,15 @@ def _find_memory_faults(bundle: Bundle) -> Iterator[str]:
 
 def _find_port_faults(bundle: Bundle) -> Iterator[str]:
     groups: dict[str, Sequence[Port | Output]] = {
-        "input": bundle.inputs,
-        "output": bundle.outputs,
-        "parameter": bundle.parameters,
+        "inputs or parameters": (*bundle.inputs, *bundle.parameters),
+        "outputs": bundle.outputs,
     }
     for what, ports in groups.items():
         names = [port.name for port in ports]
-        yield from (f"two {what}s are called {name!r}" for name in names if names.count(name) > 1)
+        yield from (f"two {what} are called {name!r}" for name in names if names.count(name) > 1)
         for port in ports:
             if not 0 <= port.tensor < len(bundle.tensors):
-                yield f"{what} {port.name!r} is tensor {port.tensor} of {len(bundle.tensors)}"
+                yield f"{port.name!r} is tensor {port.tensor} of {len(bundle.tensors)}"
     if not bundle.outputs:
         yield "it has no output"
 

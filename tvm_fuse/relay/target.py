@@ -7,6 +7,7 @@ from typing import Any
 from tvm_fuse.core.cpu import detect_cpu
 from tvm_fuse.core.errors import MissingDependency, UsageError
 from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.cuda_strategy import CUDA_KEY, register_cuda_schedules
 from tvm_fuse.relay.strategy import TARGET_KEY, register_schedules
 
 __all__ = ["has_cuda_device", "is_cuda", "resolve_target"]
@@ -59,7 +60,10 @@ def _complete(text: str) -> str:
     if text.split()[:1] == ["cuda"] and "-arch" not in text:
         if not has_cuda_device():
             raise _missing_arch(text)
-        return f"{text} -arch={_visible_arch()}"
+        text = f"{text} -arch={_visible_arch()}"
+    if text.split()[:1] == ["cuda"] and "-keys=" not in text:
+        register_cuda_schedules()
+        return f"{text} -keys={CUDA_KEY},cuda,gpu"
     return text
 
 

@@ -148,7 +148,7 @@ def test_import_of_the_package_is_light():
     assert {name for name in loaded if within(name, "tvm_fuse")} == {"tvm_fuse"}
 
 
-@pytest.mark.parametrize("package", ["core", "onnx", "cli"])
+@pytest.mark.parametrize("package", ["core", "onnx", "cuda", "cli"])
 def test_packages_without_tvm(package):
     modules = [name for name in MODULES if within(name, f"tvm_fuse.{package}")]
     assert modules

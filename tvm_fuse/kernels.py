@@ -79,10 +79,14 @@ def report_kernels(name: str, build: KernelBuild, target: Any, compiler: str = "
         compiler: As `tvm_fuse.cuda.compile.compile_cuda` takes it.
 
     Returns:
-        The kernels, the worst first.
+        The kernels that an inference calls, the worst first.
     """
     compiled = compile_cuda(build.artifact.cuda_source, str(target.arch), compiler=compiler)
-    kernels = map(Kernel, build.launches, read_resources(compiled, build.launches))
+    launches = [launch for launch in build.launches if build.calls[launch.symbol]]
+    kernels = (
+        Kernel(launch, resources, build.calls[launch.symbol])
+        for launch, resources in zip(launches, read_resources(compiled, launches))
+    )
     by_name = sorted(kernels, key=lambda kernel: kernel.launch.symbol)
     worst_first = sorted(by_name, key=lambda kernel: kernel.resources.badness, reverse=True)
     return KernelReport(

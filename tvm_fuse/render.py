@@ -103,10 +103,11 @@ def render_kernels(report: KernelReport) -> str:
     return "\n".join(lines)
 
 
-_KERNEL_COLUMNS = ("spill", "stack", "regs", "smem", "grid", "block", "occ", "limited by", "kernel")
+_KERNEL_COLUMNS = ("calls", "spill", "stack", "regs", "smem", "grid", "block", "occ", "limited by", "kernel")
 _KERNEL_LEGEND = (
-    "spill: bytes of instructions that save and restore registers; stack: bytes of local memory of a thread;",
-    "smem: bytes of shared memory of a block; occ: share of the warps that a multiprocessor could hold",
+    "calls: in one inference; spill: bytes of instructions that save and restore registers;",
+    "stack: bytes of local memory of a thread; smem: bytes of shared memory of a block;",
+    "occ: share of the warps that a multiprocessor could hold",
 )
 
 
@@ -114,6 +115,7 @@ def _kernel_row(kernel: Kernel) -> tuple[str, ...]:
     launch, used = kernel.launch, kernel.resources
     limits = "" if used.occupancy_ratio == 1.0 else ", ".join(limit.value for limit in used.limited_by)
     return (
+        str(kernel.calls),
         str(used.spill_bytes),
         str(used.stack_bytes),
         str(used.registers_per_thread),

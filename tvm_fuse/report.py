@@ -175,10 +175,11 @@ class Verification:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A CUDA kernel: how it is launched, and what it uses."""
+    """A CUDA kernel: how it is launched, what it uses, and how often one inference calls its operator."""
 
     launch: Launch
     resources: KernelResources
+    calls: int
 
 
 @dataclass(frozen=True)

@@ -5,7 +5,8 @@ from __future__ import annotations
 import pytest
 
 from tests.support.cuda_kernels import LAUNCHES, SOURCE
-from tvm_fuse.cuda.source import read_kernels
+from tvm_fuse.core.errors import UsageError
+from tvm_fuse.cuda.source import choose_kernel, read_kernels, short_name
 
 
 @pytest.mark.parametrize(
@@ -46,3 +47,29 @@ def test_inner_braces_do_not_end_a_kernel():
     assert kernels["stack"].text.count("{") == kernels["stack"].text.count("}") == 1
     assert kernels["spill"].text.endswith("a[threadIdx.x] = sum;\n}")
     assert "helper" not in kernels["spill"].text
+
+
+@pytest.mark.parametrize("name", ["plain", "pla", "lain"])
+def test_a_kernel_by_a_part_of_its_name(name):
+    assert choose_kernel(read_kernels(SOURCE), name).symbol == "plain"
+
+
+def test_a_whole_name_wins_over_longer_ones():
+    both = "".join(f"__global__ void tvmgen_default_f{suffix}() {{\n}}\n" for suffix in ("", "_1"))
+    kernels = read_kernels(both)
+    assert short_name("tvmgen_default_f") == "f"
+    for name in ("f", "tvmgen_default_f"):
+        assert choose_kernel(kernels, name).symbol == "tvmgen_default_f"
+    assert choose_kernel(kernels, "_1").symbol == "tvmgen_default_f_1"
+
+
+@pytest.mark.parametrize(
+    ("name", "message"),
+    [
+        ("shared", "several kernels have 'shared'.*: dynamic_shared_memory, shared_memory"),
+        ("none", "no kernel has"),
+    ],
+)
+def test_a_name_that_is_not_one_kernels(name, message):
+    with pytest.raises(UsageError, match=message):
+        choose_kernel(read_kernels(SOURCE), name)

@@ -12,7 +12,8 @@ Later they are arguments of a packed call. What is read is compared with the C t
 from __future__ import annotations
 
 import math
-from collections.abc import Iterable
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,12 +36,15 @@ class KernelBuild:
     Args:
         artifact: The build.
         launches: One for each kernel, in the order of the source.
+        calls: Symbol -> how often one inference calls the operator that launches it; 0 for a reshape that
+            turned out to do nothing.
         computed: Kernels without one: their launch depends on values that the host computes, as in sorting.
         modules: The IR after ``tir.SplitHostDevice``, host functions included.
     """
 
     artifact: Artifact
     launches: tuple[Launch, ...]
+    calls: Mapping[str, int]
     computed: tuple[str, ...]
     modules: tuple[Any, ...] = field(compare=False, repr=False)
 
@@ -69,7 +73,9 @@ def build_kernels(module: Any, target: Any) -> KernelBuild:
     launches = tuple(launch for launch in map(found.__getitem__, sources) if launch is not None)
     check_launches(launches, sources)
     computed = tuple(symbol for symbol in sources if found[symbol] is None)
-    return KernelBuild(artifact, launches, computed, tuple(recorder.modules))
+    callers, called = _read_callers(recorder.modules), Counter(call.function for call in artifact.calls)
+    calls = {symbol: called[callers[symbol]] for symbol in sources}
+    return KernelBuild(artifact, launches, calls, computed, tuple(recorder.modules))
 
 
 @tvm.instrument.pass_instrument
@@ -100,6 +106,20 @@ def read_launches(modules: Iterable[Any]) -> dict[str, Launch | None]:
         for symbol, function in module.functions.items()
         if _is_kernel(function)
     }
+
+
+def _read_callers(modules: Iterable[Any]) -> dict[str, str]:
+    """Kernel -> the host function that launches it."""
+    callers: dict[str, str] = {}
+    for module in modules:
+        for symbol, function in module.functions.items():
+            if isinstance(function, tvm.tir.PrimFunc) and not _is_kernel(function):
+                found: list[Any] = []
+                tvm.tir.stmt_functor.post_order_visit(function.body, found.append)
+                callees = (node.op for node in found if isinstance(node, tvm.tir.Call))
+                names = (str(callee.name_hint) for callee in callees if isinstance(callee, tvm.ir.GlobalVar))
+                callers.update(dict.fromkeys(names, str(symbol.name_hint)))
+    return callers
 
 
 def _is_kernel(function: Any) -> bool:

@@ -4,7 +4,8 @@ It is slow beside a GPU and needs none. What it gives is the values, and what a 
 which thread reads out of bounds, reads what nothing wrote, or races.
 """
 
+from tvm_fuse.cuda.emulator.driver import build_driver
 from tvm_fuse.cuda.emulator.module import EmulatedModule, KernelFault, build_emulator
 from tvm_fuse.cuda.emulator.translate import EmulatedKernel
 
-__all__ = ["EmulatedKernel", "EmulatedModule", "KernelFault", "build_emulator"]
+__all__ = ["EmulatedKernel", "EmulatedModule", "KernelFault", "build_driver", "build_emulator"]

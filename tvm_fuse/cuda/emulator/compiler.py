@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import hashlib
 import os
 import platform
 import shutil
 import subprocess
+import tempfile
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -48,26 +50,46 @@ def find_compiler(cxx: str | None = None) -> str:
     return found
 
 
-def build_library(source: Path, library: Path, *, checked: bool = False, cxx: str | None = None) -> None:
-    """Compiles a C++ file to a shared library.
+def build_library(text: str, folder: Path, *, checked: bool = False, cxx: str | None = None) -> Path:
+    """Compiles C++ to a shared library, or finds it compiled.
 
     Args:
-        source: The file.
-        library: Where to put the library.
-        checked: Whether the file is a checked build of kernels.
+        text: C++.
+        folder: Where libraries are kept.
+        checked: Whether it is a checked build of kernels.
         cxx: See ``find_compiler``.
+
+    Returns:
+        The library; its name is a digest of all that it was made from.
 
     Raises:
         MissingDependency: There is no compiler.
-        ToolFailed: The file does not compile.
+        ToolFailed: The text does not compile.
     """
     compiler = find_compiler(cxx)
-    target = library.with_suffix(".o")
-    options = [*_COMMON, *_native(), *(_CHECKED if checked else ()), f"-I{INCLUDE}"]
-    _run([compiler, *options, "-c", "-o", str(target), str(source)])
+    options = [*_COMMON, *_native(), *(_CHECKED if checked else ())]
+    recipe = "\0".join([compiler, *options, _read_headers(), text])
+    library = folder / f"emulated-{hashlib.sha256(recipe.encode()).hexdigest()[:16]}.so"
+    if not library.exists():
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryDirectory(dir=folder) as scratch:
+            built = _compile(text, Path(scratch), [compiler, *options])
+            built.replace(library)  # whole or not at all
+    return library
+
+
+def _compile(text: str, folder: Path, command: Sequence[str]) -> Path:
+    source, target, library = (folder / f"emulated.{suffix}" for suffix in ("cpp", "o", "so"))
+    source.write_text(text, encoding="utf-8")
+    _run([*command, f"-I{INCLUDE}", "-c", "-o", str(target), str(source)])
     # In two steps, since a compiler that links would add its sanitizers' library; handlers are ours.
-    _run([compiler, "-shared", "-o", str(library), str(target), "-ldl"])
-    target.unlink()
+    _run([command[0], "-shared", "-o", str(library), str(target), "-ldl"])
+    return library
+
+
+@functools.cache
+def _read_headers() -> str:
+    return "".join(path.read_text(encoding="utf-8") for path in sorted(INCLUDE.rglob("*.h")))
 
 
 @functools.cache

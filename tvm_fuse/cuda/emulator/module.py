@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-import hashlib
 import tempfile
 import threading
 from collections.abc import Mapping, Sequence
@@ -15,7 +14,7 @@ import numpy as np
 
 from tvm_fuse.core.errors import ToolFailed, UsageError
 from tvm_fuse.cuda.emulator.buffers import Values, place
-from tvm_fuse.cuda.emulator.compiler import INCLUDE, build_library
+from tvm_fuse.cuda.emulator.compiler import build_library
 from tvm_fuse.cuda.emulator.translate import EmulatedKernel, read_signatures, translate
 
 __all__ = ["EmulatedModule", "KernelFault", "build_emulator"]
@@ -136,14 +135,7 @@ class EmulatedModule:
             ToolFailed: The source does not compile.
         """
         text = translate(self._source, checked=checked)
-        digest = hashlib.sha256(f"{_headers_text()}{self._cxx}{text}".encode()).hexdigest()[:16]
-        path = self._folder / f"kernels-{digest}.so"
-        if not path.exists():
-            self._folder.mkdir(parents=True, exist_ok=True)
-            file = path.with_suffix(".cpp")
-            file.write_text(text, encoding="utf-8")
-            build_library(file, path, checked=checked, cxx=self._cxx)
-        return path
+        return build_library(text, self._folder, checked=checked, cxx=self._cxx)
 
     def launch(
         self,
@@ -205,10 +197,6 @@ class EmulatedModule:
         if checked not in self._loaded:
             self._loaded[checked] = ctypes.CDLL(str(self.library(checked=checked)))
         return self._loaded[checked]
-
-
-def _headers_text() -> str:
-    return "".join(path.read_text(encoding="utf-8") for path in sorted(INCLUDE.rglob("*.h")))
 
 
 def _make_request(

@@ -1,7 +1,8 @@
 // What a library of emulated kernels and its callers (Python, the emulated driver) exchange.
 //
 // A library exports
-//   int emu_count(); const char* emu_name(int kernel); int emu_attribute(int kernel, int which);
+//   int emu_count(); const char* emu_name(int kernel);
+//   int emu_attribute(int kernel, int which); int emu_is_pointer(int kernel, int parameter);
 //   int emu_launch(int kernel, const emu::Request*, emu::Fault*);   0, or the kind of the fault
 #pragma once
 

@@ -20,6 +20,7 @@ struct Kernel {
   bool uses_fibers;              // has barriers or warp operations
   const char* const* parameters; // their names
   const unsigned* shifts;        // of the cells of what they point at
+  const bool* are_pointers;
   unsigned parameter_count;
   void (*call)(void**);
 };
@@ -31,6 +32,7 @@ extern const int kernel_count;
 template <class T>
 struct Argument {
   static constexpr unsigned kShift = 0;
+  static constexpr bool kIsPointer = std::is_pointer_v<T>;
   static T get(void* slot, size_t) { return *static_cast<T*>(slot); }
 };
 
@@ -40,6 +42,7 @@ inline std::vector<Region> regions;  // of the launch's pointer parameters
 template <class T>
 struct Argument<Pointer<T>> {
   static constexpr unsigned kShift = kCellShift<T>;
+  static constexpr bool kIsPointer = true;
   static Pointer<T> get(void* slot, size_t i) { return {*static_cast<T**>(slot), &regions[i]}; }
 };
 #endif
@@ -51,6 +54,7 @@ template <class... Arguments>
 struct Signature<void(Arguments...)> {
   static constexpr unsigned kCount = sizeof...(Arguments);
   static constexpr unsigned kShifts[kCount + 1] = {Argument<Arguments>::kShift..., 0};
+  static constexpr bool kArePointers[kCount + 1] = {Argument<Arguments>::kIsPointer..., false};
 
   template <size_t... kIndices>
   static void call(void (*kernel)(Arguments...), void** slots, std::index_sequence<kIndices...>) {
@@ -62,10 +66,11 @@ template <auto kKernel>
 constexpr Kernel make_kernel(const char* name, unsigned max_threads, size_t static_shared_bytes,
                              bool uses_fibers, const char* const* parameters) {
   using Called = Signature<std::remove_pointer_t<decltype(kKernel)>>;
-  return {name,       max_threads,     static_shared_bytes, uses_fibers,
-          parameters, Called::kShifts, Called::kCount,      [](void** slots) {
-            Called::call(kKernel, slots, std::make_index_sequence<Called::kCount>());
-          }};
+  const auto call = [](void** slots) {
+    Called::call(kKernel, slots, std::make_index_sequence<Called::kCount>());
+  };
+  return {name,           max_threads,          static_shared_bytes, uses_fibers, parameters,
+          Called::kShifts, Called::kArePointers, Called::kCount,      call};
 }
 
 // ---- orders of threads and blocks -------------------------------------------------------------------
@@ -239,6 +244,10 @@ EMU_EXPORT int emu_attribute(int kernel, int which) {
     default:
       return -1;
   }
+}
+
+EMU_EXPORT int emu_is_pointer(int kernel, int parameter) {
+  return emu::kernels[kernel].are_pointers[parameter];
 }
 
 EMU_EXPORT int emu_launch(int kernel, const emu::Request* request, emu::Fault* fault) {

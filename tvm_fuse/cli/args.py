@@ -28,7 +28,7 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tvm-fuse {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_run, _add_kernels, _add_fold, _add_manifest, _add_verify, _add_doctor):
+    for add in (_add_run, _add_kernels, _add_export, _add_fold, _add_manifest, _add_verify, _add_doctor):
         add(commands)
     return parser
 
@@ -93,6 +93,38 @@ def _add_kernels(commands: Any) -> None:
         help="print the CUDA C of this kernel instead; a part of its name will do",
     )
     _add_json(parser)
+
+
+def _add_export(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "export",
+        summary="write a model as CUDA kernels that run without TVM",
+        description="Fold and fuse a model, compile its CUDA kernels, and write them into a folder with\n"
+        "the graph, the weights and the outputs to expect. `python -m tvm_fuse.runner` runs it with the\n"
+        "NVIDIA driver alone. No GPU is needed here.",
+    )
+    _add_model(parser)
+    parser.add_argument(
+        "-o", "--output", type=Path, required=True, metavar="BUNDLE", help="folder for the bundle"
+    )
+    parser.add_argument(
+        "--target", default="cuda", help="such as 'cuda -arch=sm_90' (default: the visible GPU)"
+    )
+    parser.add_argument(
+        "--arch",
+        action="append",
+        default=[],
+        metavar="sm_80",
+        help="compile for this architecture as well; may be repeated",
+    )
+    parser.add_argument(
+        "--seeded",
+        action="store_true",
+        help="for timing: draw weights like the model's from the seed, instead of shipping them",
+    )
+    _add_epsilon(parser)
+    _add_parity(parser)
 
 
 def _add_fold(commands: Any) -> None:

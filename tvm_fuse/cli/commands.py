@@ -17,7 +17,7 @@ from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, Us
 from tvm_fuse.core.parity import TOLERANCES, Tolerance
 from tvm_fuse.epsilon_config import read_epsilon_config
 
-__all__ = ["run_doctor", "run_fold", "run_kernels", "run_manifest", "run_run", "run_verify"]
+__all__ = ["run_doctor", "run_export", "run_fold", "run_kernels", "run_manifest", "run_run", "run_verify"]
 
 
 def run_doctor(args: argparse.Namespace) -> int:
@@ -85,6 +85,31 @@ def run_kernels(args: argparse.Namespace) -> int:
     with show_progress("compiling the kernels"):
         report = kernels.report_kernels(model.name, build, target, args.compiler)
     print(to_json(report) if args.json else render_kernels(report))
+    return 0
+
+
+def run_export(args: argparse.Namespace) -> int:
+    """Write a model as a bundle of CUDA kernels."""
+    shapes = to_mapping(args.shape, "--shape")
+    epsilon = to_mapping(args.epsilon, "--epsilon")
+    config = _epsilon_config(args)
+    _check_folder(args.output, "-o")
+    with show_progress("loading TVM"):
+        from tvm_fuse.cuda.bundle_text import render_bundle
+        from tvm_fuse.relay.export import ExportOptions, export_file
+    options = ExportOptions(
+        archs=tuple(args.arch),
+        is_seeded=args.seeded,
+        seed=args.seed,
+        tolerance=_tolerance(args),
+        epsilon=epsilon,
+        epsilon_config=config,
+        align_epsilon=args.align_epsilon,
+    )
+    arguments = args.model, args.output, args.target, options
+    bundle = export_file(*arguments, shapes=shapes, params=args.params, progress=show_progress)
+    print(render_bundle(bundle))
+    print(f"wrote {args.output}")
     return 0
 
 
@@ -160,17 +185,17 @@ def _is_compiled(compiled: Any) -> bool:
     return not compiled.cuda_source or has_cuda_device()
 
 
-def _check_folder(folder: Path) -> None:
+def _check_folder(folder: Path, option: str = "--output") -> None:
     """Refuse a folder that cannot be made or written, before an hour of work is lost."""
     place = folder.absolute()
     try:
         existing = next(path for path in (place, *place.parents) if path.exists())
     except OSError as error:
-        raise UsageError(f"--output {folder}: {error.strerror}") from error
+        raise UsageError(f"{option} {folder}: {error.strerror}") from error
     if not existing.is_dir():
-        raise UsageError(f"--output {folder}: {existing} is not a folder")
+        raise UsageError(f"{option} {folder}: {existing} is not a folder")
     if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(f"--output {folder}: {existing} cannot be written")
+        raise UsageError(f"{option} {folder}: {existing} cannot be written")
 
 
 def _save(compiled: Any, document: str, folder: Path) -> list[Path]:

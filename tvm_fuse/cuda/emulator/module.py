@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import ctypes
+import shutil
 import tempfile
 import threading
+import weakref
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from types import MappingProxyType
@@ -114,8 +116,7 @@ class EmulatedModule:
         self._source = source
         self._cxx = cxx
         self._kernels = read_signatures(source)
-        self._temporary = tempfile.TemporaryDirectory(prefix="tvm_fuse_emulator_") if folder is None else None
-        self._folder = Path(folder or self._temporary.name)  # type: ignore[union-attr]
+        self._folder = folder if folder is not None else _make_folder(self)
         self._loaded: dict[bool, ctypes.CDLL] = {}
         self._lock = threading.Lock()
 
@@ -197,6 +198,13 @@ class EmulatedModule:
         if checked not in self._loaded:
             self._loaded[checked] = ctypes.CDLL(str(self.library(checked=checked)))
         return self._loaded[checked]
+
+
+def _make_folder(owner: object) -> Path:
+    """A folder that goes when its owner does; what is loaded from it stays loaded."""
+    folder = tempfile.mkdtemp(prefix="tvm_fuse_emulator_")
+    weakref.finalize(owner, shutil.rmtree, folder, ignore_errors=True)
+    return Path(folder)
 
 
 def _make_request(

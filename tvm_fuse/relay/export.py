@@ -26,6 +26,7 @@ from tvm_fuse.core.parity import Tolerance, default_tolerance
 from tvm_fuse.cuda.bundle import Bundle, Draw, Image, Output, Port, Provenance, Tensor
 from tvm_fuse.cuda.bundle_files import KERNELS_FILE, draw_parameters, measure_draw, save_bundle
 from tvm_fuse.cuda.compile import compile_cuda, parse_arch
+from tvm_fuse.cuda.launch import Launch
 from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_unfused
@@ -197,9 +198,11 @@ def _compile(source: str, archs: Iterable[str]) -> tuple[tuple[Image, ...], dict
     return tuple(images), files, compiled[lowest].compiler
 
 
-def _used_kernels(build: KernelBuild, plan: GraphPlan) -> tuple[Any, ...]:
-    used = {call.symbol for operator in plan.operators for call in operator.calls}
-    return tuple(launch for launch in build.launches if launch.symbol in used)
+def _used_kernels(build: KernelBuild, plan: GraphPlan) -> tuple[Launch, ...]:
+    """The kernels that the graph launches, in the order of their first use."""
+    launches = {launch.symbol: launch for launch in build.launches}
+    used = dict.fromkeys(call.symbol for operator in plan.operators for call in operator.calls)
+    return tuple(launches[symbol] for symbol in used)
 
 
 def _make_outputs(plan: GraphPlan, names: tuple[str, ...], tolerance: Tolerance | None) -> tuple[Output, ...]:

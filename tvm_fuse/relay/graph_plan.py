@@ -107,7 +107,8 @@ def _require(holds: bool, problem: str) -> None:
 
 def _read_tensors(graph: Mapping[str, Any]) -> tuple[Tensor, ...]:
     attrs = {name: values[1] for name, values in graph["attrs"].items()}
-    columns = attrs["shape"], attrs["dltype"], attrs["storage_id"]
+    dtypes = ("bool" if dtype == "uint1" else dtype for dtype in attrs["dltype"])
+    columns = attrs["shape"], dtypes, attrs["storage_id"]
     tensors = tuple(Tensor(tuple(shape), dtype, storage) for shape, dtype, storage in zip(*columns))
     for tensor in tensors:
         if tensor.dtype not in DTYPES:

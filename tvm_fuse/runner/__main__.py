@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -41,9 +42,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     except TvmFuseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
-    print(render(report), file=sys.stderr if args.json else sys.stdout)
-    if args.json:
-        print(to_json(report))
+    try:
+        print(render(report), file=sys.stderr if args.json else sys.stdout)
+        if args.json:
+            print(to_json(report))
+        sys.stdout.flush()
+    except BrokenPipeError:  # the reader of our output went away, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0 if report.parity.passed else ParityFailed.exit_code
 
 

@@ -3,14 +3,14 @@
 ::
 
     out[n, o, y, x] = sum over ky, kx of
-                      weight[o, ky, kx] * data[n, o // multiplier, y * sy + ky * dy - py, x * sx + kx * dx - px]
+                      weight[o, ky, kx] * data[n, o // multiplier, y * sy + ky * dy - py, ...]
 
 After::
 
     block (n, channels, rows, columns of the result):
-      shared = the rows and columns of the data that the block reads     padding as zeros, all threads together
-      thread: sums[own rows] += weight * shared                          in registers
-              result = epilogue(sums)                                    one store
+      shared = the rows and columns of the data that the block reads   padding as zeros, all threads together
+      thread: sums[own rows] += weight * shared                        in registers
+              result = epilogue(sums)                                  one store
 
 A thread has neighbouring rows, so that it reads a row of weights once for all of them; a warp has
 neighbouring columns. Short rows share a block with the next channels. Numerics: float32 sums in TVM's order.

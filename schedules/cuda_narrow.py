@@ -80,8 +80,6 @@ def schedule_narrow(output: Any) -> te.Schedule:
     stage.bind(warp, te.thread_axis("threadIdx.y"))
     stage.set_store_predicate(lane_axis.var.equal(0))
     schedule[sums].compute_at(stage, warp)
-    schedule[sums].set_scope("local")
     schedule[sums].bind(schedule[sums].op.reduce_axis[0], lane_axis)
     schedule[parts].compute_at(schedule[sums], schedule[sums].op.reduce_axis[0])
-    schedule[parts].set_scope("local")
     return schedule

@@ -54,11 +54,14 @@ class Axes:
         row: The rows, or groups and rows together.
         columns: The columns, in the product's order.
         group: The groups, when they are an axis of their own.
+        phases: Neighbours along each column axis that belong to different groups, as in a transposed
+            convolution: the index of such a group is the group's, then the phases.
     """
 
     row: int
     columns: tuple[int, ...]
     group: int | None = None
+    phases: tuple[int, ...] = ()
 
 
 def compute_product(product: Product, tile: Tile | None, left: LeftView, right: RightView, dtype: str) -> Any:
@@ -149,16 +152,21 @@ def _bind_result(stage: te.Stage, product: Product, tile: Tile, result: Axes) ->
         group, row = stage.split(row, factor=product.rows)
     row_block, row = stage.split(row, factor=tile.rows)
     thread_row, own_row = stage.split(row, factor=tile.row_register)
-    blocks, owns, threads = [], [], []
-    for axis, part, own in zip(result.columns, tile.box, tile.own):
-        block, inner = stage.split(axes[axis], factor=part)
+    groups, blocks, owns, threads = [group], [], [], []
+    phases = result.phases or (1,) * len(result.columns)
+    for index, phase, part, own in zip(result.columns, phases, tile.box, tile.own):
+        column = axes[index]
+        if phase > 1:
+            column, own_phase = stage.split(column, factor=phase)
+            groups.append(own_phase)
+        block, inner = stage.split(column, factor=part)
         own_column, thread = stage.split(inner, factor=part // own)
         blocks.append(block)
         owns.append(own_column)
         threads.append(thread)
-    stage.reorder(group, row_block, *blocks, *owns, thread_row, *threads, own_row)
+    stage.reorder(*groups, row_block, *blocks, *owns, thread_row, *threads, own_row)
     thread_column = stage.fuse(*threads)
-    stage.bind(group, te.thread_axis("blockIdx.z"))
+    stage.bind(stage.fuse(*groups), te.thread_axis("blockIdx.z"))
     stage.bind(row_block, te.thread_axis("blockIdx.y"))
     stage.bind(stage.fuse(*blocks), te.thread_axis("blockIdx.x"))
     stage.bind(stage.fuse(*owns), te.thread_axis("vthread"))

@@ -43,7 +43,8 @@ def _strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) ->
     strategy = relay.op.OpStrategy()
     kernel = None
     if {str(tensor.dtype) for tensor in (*inputs, out_type)} == {"float32"}:
-        kernel = _PLANS[name](attrs, [_shape(tensor) for tensor in inputs], str(target.arch))
+        shapes = [_shape(tensor) for tensor in (*inputs, out_type)]
+        kernel = _PLANS[name](attrs, shapes, str(target.arch))
     if kernel is not None:
         strategy.add_implementation(
             lambda attrs, inputs, out_type: [kernel.compute(*inputs)],
@@ -101,7 +102,7 @@ def _default_compute(name: str, attrs: Any, inputs: Any, out_type: Any) -> Calla
     return specialization.implementations[0].compute
 
 
-# --- plans: attributes and shapes -> kernel ----------------------------------------------------------
+# --- plans: attributes, shapes of operands and result -> kernel ------------------------------------------
 
 
 def _plan_conv2d(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | None:
@@ -111,7 +112,7 @@ def _plan_conv2d(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | 
     layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
     if layouts != ("NCHW", "OIHW", "NCHW"):
         return None
-    data, weight = shapes
+    data, weight, _ = shapes
     strides, dilation = _integers(attrs.strides), _integers(attrs.dilation)
     conv = Conv2d(data, weight, strides, _four_sides(attrs.padding), dilation, int(attrs.groups))
     if conv.groups == data[1] > 1:
@@ -122,15 +123,27 @@ def _plan_conv2d(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | 
 def _plan_dense(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | None:
     from tvm_fuse_schedules.cuda_matmul import plan_dense
 
-    data, weight = shapes
+    data, weight, _ = shapes
     return plan_dense(data, weight, arch) if len(data) == 2 else None
 
 
 def _plan_batch_matmul(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | None:
     from tvm_fuse_schedules.cuda_matmul import plan_batch_matmul
 
-    left, right = shapes
+    left, right, _ = shapes
     return plan_batch_matmul(left, right, bool(attrs.transpose_a), bool(attrs.transpose_b), arch)
+
+
+def _plan_conv2d_transpose(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | None:
+    from tvm_fuse_schedules.cuda_conv2d_transpose import Conv2dTranspose, plan_conv2d_transpose
+
+    layouts = attrs.data_layout, attrs.kernel_layout, attrs.out_layout or attrs.data_layout
+    if layouts != ("NCHW", "IOHW", "NCHW") or _integers(attrs.dilation) != (1, 1):
+        return None
+    data, weight, result = shapes
+    strides, padding = _integers(attrs.strides), _four_sides(attrs.padding)[:2]
+    conv = Conv2dTranspose(data, weight, result, strides, padding, int(attrs.groups))
+    return plan_conv2d_transpose(conv, arch)
 
 
 def _plan_nothing(attrs: Any, shapes: list[tuple[int, ...]], arch: str) -> Any | None:
@@ -153,7 +166,7 @@ _PLANS: dict[str, Callable[..., Any]] = {
     "conv1d": _plan_nothing,
     "conv1d_transpose": _plan_nothing,
     "conv2d": _plan_conv2d,
-    "conv2d_transpose": _plan_nothing,
+    "conv2d_transpose": _plan_conv2d_transpose,
     "conv3d": _plan_nothing,
     "conv3d_transpose": _plan_nothing,
     "dense": _plan_dense,

@@ -51,7 +51,7 @@ $(VENV)/.locked: requirements.lock $(VENV)/.created
 	touch $@
 
 # New modules are found without this; a new package or a change to what is built is not.
-PACKAGES := $(wildcard tvm_fuse/__init__.py tvm_fuse/*/__init__.py schedules/__init__.py)
+PACKAGES := $(wildcard tvm_fuse/__init__.py tvm_fuse/*/__init__.py tvm_fuse/*/*/__init__.py schedules/__init__.py)
 $(VENV)/.installed: pyproject.toml CMakeLists.txt $(wildcard native/*) $(PACKAGES) $(VENV)/.locked
 	$(PIP) install --quiet --no-deps --no-build-isolation --editable .
 	touch $@

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from tvm_fuse.cli.args import make_parser
+from tvm_fuse.runner import __main__ as runner
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -44,15 +45,15 @@ def parsers():
 def documented_options(command):
     """The options in the first column of the table of a command, wherever it is."""
     text = "".join(page.read_text(encoding="utf-8") for page in PAGES)
-    tables = re.findall(rf"^\| option of `tvm-fuse {command}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M)
+    tables = re.findall(rf"^\| option of `{command}` \|.*\n\|[-|]+\n((?:\|.*\n)+)", text, re.M)
     rows = [row.split(" | ")[0] for table in tables for row in table.splitlines()]
     return {option for row in rows for option in re.findall(r"`(-[a-z-]+)", row)}
 
 
-@pytest.mark.parametrize("command", ["run", "fold", "manifest", "verify"])
+@pytest.mark.parametrize("command", ["run", "export", "fold", "manifest", "verify"])
 def test_every_option_is_documented_and_there(command):
     options = {name for action in parsers()[command]._actions for name in action.option_strings}
-    assert documented_options(command) == options - {"-h", "--help"}
+    assert documented_options(f"tvm-fuse {command}") == options - {"-h", "--help"}
 
 
 def test_every_command_is_named():
@@ -63,6 +64,12 @@ def test_every_command_is_named():
 
 def test_every_command_starts_with_a_known_program():
     assert {shlex.split(line)[0] for line in commands()} == {"python", "tvm-fuse"}
+
+
+def test_the_options_of_the_runner_are_documented():
+    parser = runner._make_parser()
+    options = {name for action in parser._actions for name in action.option_strings}
+    assert documented_options("python -m tvm_fuse.runner") == options - {"-h", "--help"}
 
 
 @pytest.mark.relay

@@ -19,7 +19,7 @@ TVM_LOADERS = ("tvm_fuse.relay.compat", "tvm_fuse.relay.base")
 TVM_USERS = ("tvm_fuse.relay", "tvm_fuse.transform", "schedules")
 #: Importing these loads TVM, or may.
 FRONT_END = ("tvm_fuse.relay", "tvm_fuse.transform", "tvm_fuse.pipeline")
-TVM_FREE = ("tvm_fuse.core", "tvm_fuse.onnx", "tvm_fuse.cuda")
+TVM_FREE = ("tvm_fuse.core", "tvm_fuse.onnx", "tvm_fuse.cuda", "tvm_fuse.runner")
 THIRD_PARTY = frozenset(
     {"numpy", "onnx", "tvm", "bitblas", "scipy", "torch", "onnxruntime", "google", "ml_dtypes", "yaml"}
 )
@@ -62,6 +62,10 @@ def breaches(module: str, imported: str) -> str:
             return "core needs NumPy and the standard library only"
     if within(module, *TVM_FREE) and (top == "tvm" or within(imported, *FRONT_END)):
         return "this package knows no TVM"
+    if within(module, "tvm_fuse.cuda", "tvm_fuse.runner") and (
+        top in THIRD_PARTY - {"numpy"} or within(imported, "tvm_fuse.onnx")
+    ):
+        return "CUDA kernels need NumPy and the standard library only"
     if top == "tvm" and not within(module, *TVM_LOADERS) and not within(module, "schedules"):
         return "TVM comes from tvm_fuse.relay.base"
     if within(imported, "tvm_fuse.relay.base") and not within(module, *TVM_USERS):
@@ -111,6 +115,13 @@ def test_imports(path):
         ("tvm_fuse.onnx.read", "import onnx", True),
         ("tvm_fuse.onnx.read", "from tvm_fuse.relay import compat", False),
         ("tvm_fuse.cuda.bundle", "import tvm", False),
+        ("tvm_fuse.cuda.bundle", "from tvm_fuse.relay.export import export_model", False),
+        ("tvm_fuse.runner.network", "from tvm_fuse.cuda.bundle import Bundle", True),
+        ("tvm_fuse.runner.network", "import numpy", True),
+        ("tvm_fuse.runner.network", "import tvm", False),
+        ("tvm_fuse.runner.network", "import onnx", False),
+        ("tvm_fuse.runner.network", "from tvm_fuse import pipeline", False),
+        ("tvm_fuse.runner.network", "from tvm_fuse.onnx import read", False),
         ("tvm_fuse.cli.main", "from tvm_fuse.cli.args import make_parser", True),
         ("schedules.conv2d_epilogue", "from tvm import te", True),
     ],

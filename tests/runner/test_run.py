@@ -318,7 +318,7 @@ def test_exit_codes(folder, tmp_path, fake_driver):
     save(tmp_path / "wrong", y=expected() + 1)
     assert command(tmp_path / "wrong", driver=fake_driver).returncode == 1
     assert command(tmp_path / "none", driver=fake_driver).returncode == 2
-    for wrong in (["--device", "first"], ["--repeats", "-1"], ["--warmup", "x"], []):
+    for wrong in (["--device", "first"], ["--repeats", "-1"], ["--warmup", "x"], ["--checked"], []):
         assert command(*([folder, *wrong] if wrong else []), driver=fake_driver).returncode == 2
     failed = command(folder, driver=fake_driver, FAKE_CUDA_FAIL="cuLaunchKernel@add_one:1")
     assert (failed.returncode, failed.stdout) == (5, "")

@@ -1,4 +1,4 @@
-"""Every kernel that TVM generates for small models runs checked on the emulator, and computes what NumPy does."""
+"""Every kernel that TVM generates for small models computes on the emulator what NumPy does."""
 
 from __future__ import annotations
 

@@ -14,8 +14,11 @@ from tvm_fuse.cuda.launch import Parameter
 
 __all__ = ["Buffer", "Values", "place"]
 
-#: What memory holds that nothing has written; as a float of any width it is a NaN.
-POISON = 0xFF
+#: 16-bit words that make a quiet NaN of any width, which arithmetic passes on: these bits, and any of the
+#: lower six. Every guard has a word of its own, so that what was read beside one array shows beside another.
+_NAN = 0xFFC0
+_POISON = 0xFFFF  # what nothing has written
+_FIRST_GUARD, _GUARD_WORDS = 1, 62  # 0 would be the NaN of invalid arithmetic
 
 _GUARD_BYTES = 4096
 _ALIGNMENT = 256  # as cuMemAlloc's
@@ -29,12 +32,14 @@ class Buffer:
         array: The caller's.
         memory: Guard, copy, guard.
         start: Where the copy begins.
+        guard: What the guards hold, as 16-bit words.
         is_output: Whether the copy began as poison.
     """
 
     array: np.ndarray
     memory: np.ndarray
     start: int
+    guard: int
     is_output: bool
 
     @property
@@ -54,24 +59,30 @@ class Buffer:
 
     def broken_guard(self) -> str:
         """``before`` or ``after``, where something was written; else empty."""
-        if (self.memory[: self.start] != POISON).any():
+        end = self.start + self.array.nbytes
+        pattern = _pattern(self.guard, self.memory.size)
+        if (self.memory[: self.start] != pattern[: self.start]).any():
             return "before"
-        return "after" if (self.memory[self.start + self.array.nbytes :] != POISON).any() else ""
+        return "after" if (self.memory[end:] != pattern[end:]).any() else ""
 
     def count_poison(self) -> int:
         """Elements of a floating-point output that are still poison, or were computed from poison."""
         if not self.is_output or self.array.dtype.kind != "f":
             return 0
-        words = self.copy.view(f"u{self.array.itemsize}")
-        return int(np.count_nonzero(words == np.iinfo(words.dtype).max))
+        words = self.copy.view(np.uint16).reshape(-1, self.array.itemsize // 2)
+        return int(np.count_nonzero(((words & _NAN) == _NAN).all(axis=1)))
 
 
-def _make_buffer(array: np.ndarray, is_output: bool) -> Buffer:
-    memory = np.full(array.nbytes + 2 * _GUARD_BYTES + _ALIGNMENT, POISON, np.uint8)
+def _pattern(word: int, size_bytes: int) -> np.ndarray:
+    return np.full(-(-size_bytes // 2), word, np.uint16).view(np.uint8)[:size_bytes]
+
+
+def _make_buffer(array: np.ndarray, position: int, is_output: bool) -> Buffer:
+    guard = _NAN | (_FIRST_GUARD + position % _GUARD_WORDS)
+    memory = _pattern(guard, array.nbytes + 2 * _GUARD_BYTES + _ALIGNMENT)
     start = _GUARD_BYTES + -(memory.ctypes.data + _GUARD_BYTES) % _ALIGNMENT
-    buffer = Buffer(array, memory, start, is_output)
-    if not is_output:
-        buffer.copy[:] = array.reshape(-1).view(np.uint8)
+    buffer = Buffer(array, memory, start, guard, is_output)
+    buffer.copy[:] = _pattern(_POISON, array.nbytes) if is_output else array.reshape(-1).view(np.uint8)
     return buffer
 
 
@@ -108,7 +119,7 @@ def place(kernel: EmulatedKernel, args: Sequence[object], outputs: Sequence[int]
         if parameter.is_pointer:
             array = _require_array(kernel.name, parameter, value)
             if id(value) not in by_id:
-                by_id[id(value)] = _make_buffer(array, id(value) in output_ids)
+                by_id[id(value)] = _make_buffer(array, position, id(value) in output_ids)
             buffers[position] = by_id[id(value)]
             slots.append(_make_slot(np.uint64(buffers[position].address)))
         else:

@@ -22,7 +22,7 @@
 #define __launch_bounds__(...)
 #define __align__(bytes) __attribute__((aligned(bytes)))
 #ifndef EMU_CHECKED  // checked builds have theirs rewritten; whatever is left must not compile
-#define __shared__ static __attribute__((aligned(16)))
+#define __shared__ static __attribute__((aligned(16), section("emu_shared")))
 #endif
 
 #define threadIdx (emu::machine.current->index)
@@ -44,14 +44,14 @@ namespace emu {
 
 // The value behind what a checked build hands out.
 template <class T>
-T plain(const T& value) {
+T plain(T value) {
   return value;
 }
 template <class T>
 using Plain = decltype(plain(std::declval<T>()));
 
 template <class T>
-Plain<T> shuffle(unsigned mask, const T& variable, int source) {
+Plain<T> shuffle(unsigned mask, T variable, int source) {
   Plain<T> value = plain(variable);
   static_assert(sizeof value <= sizeof(uint64_t), "a register or two");
   uint64_t bits = 0;
@@ -68,21 +68,21 @@ inline int first_lane(int width) { return lane() & -width; }
 }  // namespace emu
 
 template <class T>
-emu::Plain<T> __shfl_sync(unsigned mask, const T& value, int source, int width = 32) {
+emu::Plain<T> __shfl_sync(unsigned mask, T value, int source, int width = 32) {
   return emu::shuffle(mask, value, emu::first_lane(width) + (source & (width - 1)));
 }
 template <class T>
-emu::Plain<T> __shfl_down_sync(unsigned mask, const T& value, unsigned delta, int width = 32) {
+emu::Plain<T> __shfl_down_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const int source = emu::lane() + static_cast<int>(delta);
   return emu::shuffle(mask, value, source < emu::first_lane(width) + width ? source : emu::lane());
 }
 template <class T>
-emu::Plain<T> __shfl_up_sync(unsigned mask, const T& value, unsigned delta, int width = 32) {
+emu::Plain<T> __shfl_up_sync(unsigned mask, T value, unsigned delta, int width = 32) {
   const int source = emu::lane() - static_cast<int>(delta);
   return emu::shuffle(mask, value, source >= emu::first_lane(width) ? source : emu::lane());
 }
 template <class T>
-emu::Plain<T> __shfl_xor_sync(unsigned mask, const T& value, int bits, int width = 32) {
+emu::Plain<T> __shfl_xor_sync(unsigned mask, T value, int bits, int width = 32) {
   const int source = emu::lane() ^ bits;
   return emu::shuffle(mask, value, source < emu::first_lane(width) + width ? source : emu::lane());
 }

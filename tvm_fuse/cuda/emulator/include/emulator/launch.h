@@ -176,7 +176,20 @@ constexpr bool kIsChecked = true;
 
 #else
 
-inline void start_tracking(const Kernel&, const Request&) {}
+}  // namespace emu
+
+// The section of all static shared arrays, as the linker names its ends; null when there is none.
+extern "C" char __start_emu_shared[] __attribute__((weak));
+extern "C" char __stop_emu_shared[] __attribute__((weak));
+
+namespace emu {
+
+// Shared memory holds poison when the first block begins; later blocks find what earlier ones left.
+inline void start_tracking(const Kernel&, const Request& request) {
+  std::memset(dynamic_memory, kPoisonByte, request.shared_bytes);
+  if (__start_emu_shared == nullptr) return;
+  std::memset(__start_emu_shared, kPoisonByte, static_cast<size_t>(__stop_emu_shared - __start_emu_shared));
+}
 inline int find_unwritten() { return kNoFault; }
 constexpr bool kIsChecked = false;
 

@@ -164,7 +164,8 @@ inline void note_atomic(const Place& place) {
 template <class T>
 class Pointer;
 
-// What `p[i]` and `*p` are: reads when it is converted, writes when it is assigned.
+// What `p[i]` and `*p` are: reads when it is converted, writes when it is assigned. Values are passed by
+// value, since binding a reference to an element past the end of an array would be no fault.
 template <class T>
 class Reference {
  public:
@@ -186,18 +187,18 @@ class Reference {
   }
 
   const Reference& operator=(const Reference& other) const { return store(other.load()); }
-  const Reference& operator=(const Value& value) const { return store(value); }
-  const Reference& operator+=(const Value& value) const { return store(load() + value); }
-  const Reference& operator-=(const Value& value) const { return store(load() - value); }
-  const Reference& operator*=(const Value& value) const { return store(load() * value); }
-  const Reference& operator/=(const Value& value) const { return store(load() / value); }
-  const Reference& operator|=(const Value& value) const { return store(load() | value); }
-  const Reference& operator&=(const Value& value) const { return store(load() & value); }
-  const Reference& operator^=(const Value& value) const { return store(load() ^ value); }
+  const Reference& operator=(Value value) const { return store(value); }
+  const Reference& operator+=(Value value) const { return store(load() + value); }
+  const Reference& operator-=(Value value) const { return store(load() - value); }
+  const Reference& operator*=(Value value) const { return store(load() * value); }
+  const Reference& operator/=(Value value) const { return store(load() / value); }
+  const Reference& operator|=(Value value) const { return store(load() | value); }
+  const Reference& operator&=(Value value) const { return store(load() & value); }
+  const Reference& operator^=(Value value) const { return store(load() ^ value); }
   const Reference& operator++() const { return *this += Value(1); }
 
  private:
-  const Reference& store(const Value& value) const {
+  const Reference& store(Value value) const {
     const Place place = locate(*region_, at_, sizeof(T), alignof(T));
     note_write(place, std::memcmp(at_, &value, sizeof value) != 0);
     std::memcpy(at_, &value, sizeof value);
@@ -222,7 +223,7 @@ class Pointer {
 
   template <class U>
   Pointer<U> cast() const {
-    return {reinterpret_cast<U*>(at_), region_};
+    return {(U*)at_, region_};  // as the source's cast: it may drop a const
   }
   T* claim() const {
     note_atomic(locate(*region_, at_, sizeof(T), alignof(T)));
@@ -291,16 +292,12 @@ Pointer<U> cast(Shared<T, kCount>& array) {
 }
 template <class U, class T>
 U* cast(T* pointer) {
-  return reinterpret_cast<U*>(pointer);
-}
-template <class U, class T>
-const U* cast(const T* pointer) {
-  return reinterpret_cast<const U*>(pointer);
+  return (U*)pointer;
 }
 
 // The value of what an expression of the source names.
 template <class T>
-auto plain(const Reference<T>& reference) {
+auto plain(Reference<T> reference) {
   return reference.load();
 }
 

@@ -27,6 +27,7 @@ constexpr size_t kStackStride = kStackBytes + 5 * 64;
 
 // What an undefined value reads as; as a float it is a NaN, which arithmetic passes on.
 constexpr uint64_t kPoison = ~uint64_t{0};
+constexpr int kPoisonByte = 0xff;
 
 enum class State : uint8_t { kReady, kAtBarrier, kInWarp, kDone };
 

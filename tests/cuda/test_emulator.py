@@ -461,9 +461,10 @@ def test_a_library_is_found_again(tmp_path):
 
 
 @pytest.mark.parametrize("options", [[], ["-DEMU_CHECKED"], ["-DEMU_USE_UCONTEXT"]])
-def test_headers_have_no_warnings(tmp_path, options):
+def test_the_code_has_no_warnings(tmp_path, options):
     file = tmp_path / "all.cpp"
-    file.write_text('#include "emulator/launch.h"\n#include "cuda_fp16.h"\n')
+    driver = INCLUDE.parent / "driver.cpp"
+    file.write_text(f'#include "emulator/launch.h"\n#include "cuda_fp16.h"\n#include "{driver}"\n')
     command = [find_compiler(), "-std=c++17", "-Wall", "-Wextra", "-Werror", "-fsyntax-only", *options]
     result = subprocess.run(
         [*command, f"-I{INCLUDE}", str(file)], capture_output=True, text=True, check=False

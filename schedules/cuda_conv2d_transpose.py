@@ -25,7 +25,7 @@ from typing import Any
 from tvm import te, tir
 
 from tvm_fuse_schedules.cuda_kernel import Kernel
-from tvm_fuse_schedules.cuda_narrow import plan_product
+from tvm_fuse_schedules.cuda_plan import plan_product
 from tvm_fuse_schedules.cuda_product import Axes, compute_product
 from tvm_fuse_schedules.cuda_tiles import Product, Tile
 

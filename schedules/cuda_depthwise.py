@@ -67,7 +67,6 @@ def plan_depthwise(conv: Conv2d, arch: str) -> Kernel | None:
     if block is None:
         return None
     return Kernel(
-        f"depthwise {block}",
         lambda data, weight: _compute(conv, block, data, weight),
         lambda output: _schedule(output, block),
     )

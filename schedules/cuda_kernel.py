@@ -21,12 +21,10 @@ class Kernel:
     """An operator's computation and the schedule that fits it.
 
     Args:
-        rule: Which schedule it is and its block sizes, for people.
         compute: The operator's tensors -> its result.
         schedule: The result of the fused group -> its schedule.
     """
 
-    rule: str
     compute: Callable[..., Any]
     schedule: Callable[[Any], te.Schedule]
 

@@ -16,46 +16,16 @@ Source: the textbook warp reduction.
 
 from __future__ import annotations
 
-import math
-from typing import Any, Callable
+from typing import Any
 
 from tvm import te
 
-from tvm_fuse_schedules.cuda_kernel import Kernel, find_stage, inline_all_but
-from tvm_fuse_schedules.cuda_product import Axes, schedule_product
-from tvm_fuse_schedules.cuda_tiles import Product, choose_tile, device_of
+from tvm_fuse_schedules.cuda_kernel import find_stage, inline_all_but
 
-__all__ = ["plan_product", "schedule_narrow"]
-
-#: A product with fewer columns is narrow.
-_FEWEST_COLUMNS = 8
+__all__ = ["schedule_narrow"]
 
 _LANES = 32
 _WARPS = 8
-
-
-def plan_product(product: Product, axes: Axes, compute: Callable[..., Any], arch: str) -> Kernel | None:
-    """Choose between the two schedules of a product, and the tile.
-
-    Args:
-        product: The sizes.
-        axes: What the axes of the operator's result are in the product.
-        compute: Tile (or None) and the operator's tensors -> the operator's result.
-        arch: Such as ``sm_80``.
-
-    Returns:
-        The kernel; None when no tile fits.
-    """
-    if math.prod(product.columns) < _FEWEST_COLUMNS:
-        return Kernel("narrow", lambda *tensors: compute(None, *tensors), schedule_narrow)
-    tile = choose_tile(product, device_of(arch))
-    if tile is None:
-        return None
-    return Kernel(
-        str(tile),
-        lambda *tensors: compute(tile, *tensors),
-        lambda output: schedule_product(output, product, tile, axes),
-    )
 
 
 def schedule_narrow(output: Any) -> te.Schedule:

@@ -105,6 +105,19 @@ def test_the_last_resort_has_whole_blocks(body):
     assert launch.threads_per_block == 256
 
 
+def test_a_result_that_is_broadcast_after_its_anchor():
+    """Not a chain of ours; but a primitive function may hold anything."""
+    params = [var("p0", (1, 8, 4, 4)), var("p1", (16, 8, 4, 4)), var("p2", (1, 16, 9, 9))]
+    body = relay.add(relay.nn.conv2d(*params[:2]), params[2])
+    function = relay.Function(params, body).with_attr("Primitive", tvm.tir.IntImm("int32", 1))
+    call = relay.Call(
+        function,
+        [var(f"x{index}", param.type_annotation.concrete_shape) for index, param in enumerate(params)],
+    )
+    (launch,) = kernels.build_kernels(module_of(call), target.resolve_target(CUDA)).launches
+    assert (launch.threads_per_block, launch.blocks) == (256, -(-16 * 81 // 256))
+
+
 def test_int8_convolution_has_no_kernel_of_one_thread():
     built = build(conv2d("int8", out_dtype="int32"))
     assert min(launch.threads_per_block for launch in built.launches) >= 32

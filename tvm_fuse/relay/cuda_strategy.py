@@ -3,7 +3,8 @@
 For every anchor the first that fits of:
 
 1. our schedule for its shape (``schedules/cuda_*.py``): float32 and a layout that we cover;
-2. our one-element-a-thread schedule of TVM's computation: any dtype and layout that TVM can compute;
+2. our one-element-a-thread schedule: any dtype and layout that TVM can compute, and results that are
+   broadcast after the anchor;
 3. TVM's own strategy for CUDA: dynamic shapes, targets with libraries (``-libs=cudnn``), and builds under
    AutoScheduler or MetaSchedule, which bring their own schedules.
 
@@ -40,26 +41,30 @@ def register_cuda_schedules() -> None:
 def _strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
     if _is_tuned() or target.libs or not _is_static(inputs, out_type):
         return _call_strategy(name, _without_our_key(target), attrs, inputs, out_type)
-    strategy = relay.op.OpStrategy()
     kernel = None
     if {str(tensor.dtype) for tensor in (*inputs, out_type)} == {"float32"}:
         shapes = [_shape(tensor) for tensor in (*inputs, out_type)]
         kernel = _PLANS[name](attrs, shapes, str(target.arch))
-    if kernel is not None:
-        strategy.add_implementation(
-            lambda attrs, inputs, out_type: [kernel.compute(*inputs)],
-            lambda attrs, outs, target: kernel.schedule(outs[0]),
-            name=f"{name}.tvm_fuse",
-        )
+    strategy = relay.op.OpStrategy()
+    if kernel is None:
+        compute = _default_compute(name, attrs, inputs, out_type)
+        strategy.add_implementation(compute, _schedule_generic, name=f"{name}_generic.tvm_fuse")
         return strategy
-    from tvm_fuse_schedules.cuda_generic import schedule_generic
+
+    def schedule(attrs: Any, outs: Any, target: Any) -> Any:
+        keeps_shape = _shape(outs[0]) == _shape(out_type)
+        return kernel.schedule(outs[0]) if keeps_shape else _schedule_generic(attrs, outs, target)
 
     strategy.add_implementation(
-        _default_compute(name, attrs, inputs, out_type),
-        lambda attrs, outs, target: schedule_generic(outs[0]),
-        name=f"{name}_generic.tvm_fuse",
+        lambda attrs, inputs, out_type: [kernel.compute(*inputs)], schedule, name=f"{name}.tvm_fuse"
     )
     return strategy
+
+
+def _schedule_generic(attrs: Any, outs: Any, target: Any) -> Any:
+    from tvm_fuse_schedules.cuda_generic import schedule_generic
+
+    return schedule_generic(outs[0])
 
 
 def _is_tuned() -> bool:

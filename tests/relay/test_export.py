@@ -301,11 +301,14 @@ def test_the_classifier_of_pp_ocr(tmp_path):
 
 @needs_compiler
 @pytest.mark.slow
-def test_mobilenet_v2(tmp_path):
+@pytest.mark.parametrize(
+    ("name", "image"), [("mobilenet_v2", 96), ("resnet50", 224), ("efficientnet_b0", 224)]
+)
+def test_an_example_model(name, image, tmp_path):
     from examples.models import MODELS, save
 
-    save(MODELS["mobilenet_v2"](image=96), tmp_path / "mobilenet_v2.onnx")
-    _check_whole_model(tmp_path / "mobilenet_v2.onnx", tmp_path, {})
+    save(MODELS[name](image=image), tmp_path / f"{name}.onnx")
+    _check_whole_model(tmp_path / f"{name}.onnx", tmp_path, {})
 
 
 def _check_whole_model(file, tmp_path, shapes):

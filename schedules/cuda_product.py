@@ -16,6 +16,10 @@ After::
         for d in chunk: sums[4][4] += left[., d] * right[d, .]        in registers
       result = epilogue(sums)                        one store; guarded at the edges
 
+Alignment: TVM declares shared arrays of floats, which a compiler need not align to a vector. Rows of the left
+chunk have a multiple of four floats, and so has the right chunk wherever vectors are used, so every array
+begins at a multiple of 16 bytes in whatever order they are laid out.
+
 Shapes: rows, columns and depth are rounded up to the tile; the views are zero beyond the true sizes and
 are not read there. Numerics: float32 sums in the order of depth, as TVM's own.
 Source: the textbook blocked product; the rule for the tile is in ``cuda_tiles.py``.

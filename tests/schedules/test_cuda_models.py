@@ -5,6 +5,7 @@ from __future__ import annotations
 import pytest
 
 from examples.models import MODELS, save
+from tests.support.cuda_groups import assert_aligned
 from tests.support.lazy import Lazy
 from tvm_fuse.cuda.compile import compile_cuda
 from tvm_fuse.cuda.resources import read_resources
@@ -30,6 +31,7 @@ def test_every_kernel_of_a_model(folded, arch):
     built = kernels.build_kernels(transform.FuseChains(on)(folded), on)
     anchors = [launch for launch in built.launches if "conv2d" in launch.symbol or "dense" in launch.symbol]
     assert len(anchors) > 20
+    assert_aligned(built.artifact.cuda_source)
     for used in read_resources(compile_cuda(built.artifact.cuda_source, arch), anchors):
         assert (used.spill_bytes, used.stack_bytes) == (0, 0), used.symbol
         assert used.threads_per_block >= 49, used.symbol

@@ -9,6 +9,7 @@ Example::
 
 from __future__ import annotations
 
+import re
 import tempfile
 from collections.abc import Container, Mapping, Sequence
 from dataclasses import dataclass
@@ -25,7 +26,15 @@ from tvm_fuse.cuda.emulator import build_emulator
 from tvm_fuse.cuda.launch import Launch
 from tvm_fuse.cuda.resources import KernelResources, read_resources
 
-__all__ = ["ARCHS", "BuiltGroup", "assert_healthy", "build_group", "mostly_slow", "run_group"]
+__all__ = [
+    "ARCHS",
+    "BuiltGroup",
+    "assert_aligned",
+    "assert_healthy",
+    "build_group",
+    "mostly_slow",
+    "run_group",
+]
 
 kernels = Lazy("tvm_fuse.relay.kernels")
 relay = Lazy("tvm_fuse.relay.base", "relay")
@@ -34,6 +43,8 @@ transform = Lazy("tvm_fuse.transform")
 
 #: Architectures; all but one are for the slow tests.
 ARCHS = ("sm_80", *(pytest.param(arch, marks=pytest.mark.slow) for arch in ("sm_75", "sm_90")))
+
+_SHARED_FLOATS = re.compile(r"__shared__ float \w+\[(\d+)\]")
 
 #: Orders of threads that the emulator runs a kernel in.
 _SEEDS = (0, 1)
@@ -74,11 +85,19 @@ def build_group(module: Any, arch: str) -> BuiltGroup:
 def assert_healthy(group: BuiltGroup) -> KernelResources:
     """One kernel, at least a warp a block, no spills, no stack."""
     assert len(group.build.launches) == len(group.build.artifact.calls) == 1
+    assert_aligned(group.build.artifact.cuda_source)
     compiled = compile_cuda(group.build.artifact.cuda_source, group.arch)
     (used,) = read_resources(compiled, group.build.launches)
     assert used.threads_per_block >= 32
     assert (used.spill_bytes, used.stack_bytes) == (0, 0)
     return used
+
+
+def assert_aligned(source: str) -> None:
+    """In kernels with vectors every shared array ends, so that the next begins, at a multiple of 16 bytes."""
+    for kernel in source.split('extern "C"'):
+        if "float4" in kernel:
+            assert [size for size in _SHARED_FLOATS.findall(kernel) if int(size) % 4] == []
 
 
 def run_group(group: BuiltGroup, inputs: Mapping[str, np.ndarray]) -> np.ndarray:

@@ -7,10 +7,9 @@ imported only then. A manifest travels with both.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Callable
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import onnx
@@ -41,19 +40,13 @@ from tvm_fuse.onnx.parts import Parts, put_together, take_apart
 from tvm_fuse.onnx.prune import remove_dead
 from tvm_fuse.onnx.read import OnnxModel
 from tvm_fuse.onnx.save import data_file, save_onnx
+from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.report import FoldReport
 
 if TYPE_CHECKING:
     from tvm_fuse.relay.load import RelayModel
 
 __all__ = ["FoldOptions", "fold_file", "fold_onnx_model", "fold_relay_model"]
-
-#: Names a step of the work; used as ``with progress("folding"): ...``.
-Progress = Callable[[str], "AbstractContextManager[Any]"]
-
-
-def _quietly(step: str) -> AbstractContextManager[Any]:
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -76,7 +69,7 @@ class FoldOptions:
 
 
 def fold_file(
-    path: Path, output: Path, options: FoldOptions | None = None, progress: Progress = _quietly
+    path: Path, output: Path, options: FoldOptions | None = None, progress: Progress = quietly
 ) -> FoldReport:
     """Fold the batch norms of a model file and save the result.
 

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-from contextlib import AbstractContextManager, nullcontext
-from typing import Any, Callable
+from typing import Any
 
 from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import UsageError
@@ -11,6 +10,7 @@ from tvm_fuse.core.gpu import find_gpu
 from tvm_fuse.cuda.compile import compile_cuda
 from tvm_fuse.cuda.resources import read_resources
 from tvm_fuse.cuda.source import choose_kernel, read_kernels
+from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.fold_pass import fold_batch_norms
 from tvm_fuse.relay.kernels import KernelBuild, build_kernels
@@ -21,9 +21,6 @@ from tvm_fuse.relay.target import is_cuda, resolve_target
 from tvm_fuse.report import Kernel, KernelReport
 
 __all__ = ["build_model", "report_kernels", "resolve_cuda", "show_source"]
-
-#: Names a step of the work; used as ``with progress("folding"): ...``.
-Progress = Callable[[str], AbstractContextManager]
 
 
 def resolve_cuda(target: Any, compiler: str = "nvrtc") -> Any:
@@ -49,9 +46,7 @@ def resolve_cuda(target: Any, compiler: str = "nvrtc") -> Any:
     return resolved
 
 
-def build_model(
-    model: RelayModel, target: Any, progress: Progress = lambda step: nullcontext()
-) -> KernelBuild:
+def build_model(model: RelayModel, target: Any, progress: Progress = quietly) -> KernelBuild:
     """Fold, fuse and build a model for CUDA.
 
     Args:

@@ -7,9 +7,8 @@ be done in a ``tvm.transform.Sequential`` as well.
 from __future__ import annotations
 
 from collections.abc import Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field, replace
-from typing import Any, Callable
+from typing import Any
 
 from tvm_fuse import __version__
 from tvm_fuse.core.epsilon import EpsilonConfig
@@ -17,6 +16,7 @@ from tvm_fuse.core.errors import ParityFailed
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import Decision
+from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, measure
 from tvm_fuse.relay.compat import find_tvm
@@ -29,9 +29,6 @@ from tvm_fuse.relay.target import has_cuda_device, is_cuda, resolve_target
 from tvm_fuse.report import Cost, FusedKernel, Latency, Report
 
 __all__ = ["Compiled", "Options", "compile", "compile_model"]
-
-#: Names a step of the work; used as ``with progress("folding"): ...``.
-Progress = Callable[[str], AbstractContextManager]
 
 
 @dataclass(frozen=True)
@@ -103,9 +100,7 @@ def compile(
     return compiled
 
 
-def compile_model(
-    model: RelayModel, target: Any, options: Options, progress: Progress = lambda step: nullcontext()
-) -> Compiled:
+def compile_model(model: RelayModel, target: Any, options: Options, progress: Progress = quietly) -> Compiled:
     """The main job on a loaded model; a failed parity is in the report, not raised."""
     target = resolve_target(target)
     with progress("auditing and folding batch norms"):

@@ -72,7 +72,7 @@ HINTS = {
     Code.BN_STATISTICS_NOT_FINITE: "the checkpoint is damaged or not fully trained; export it again",
     Code.BN_VARIANCE_NOT_POSITIVE: "the checkpoint is damaged, or its epsilon was lost; export it again",
     Code.BN_EPSILON_INVALID: "epsilon must be finite and not negative; export the model again",
-    Code.BN_EPSILON_MISMATCH: "use --align-epsilon (AlignEpsilon(align=True)) to take the source's value",
+    Code.BN_EPSILON_MISMATCH: "use --align-epsilon (AlignEpsilon(align=True)) to take the expected value",
     Code.BN_EPSILON_UNDERFLOW: "keep the batch norm in float32; in its own dtype the epsilon is lost",
     Code.ANCHOR_OUTPUT_SHARED: "another operator reads the value before the batch norm, so it must be kept",
     Code.ANCHOR_OUTPUT_RETURNED: "the value before the batch norm is an output of the model",

@@ -9,10 +9,9 @@ graph before fusion with these weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Callable
+from typing import Any
 
 import numpy as np
 
@@ -27,6 +26,7 @@ from tvm_fuse.cuda.bundle import Bundle, Draw, Image, Output, Port, Provenance, 
 from tvm_fuse.cuda.bundle_files import KERNELS_FILE, draw_parameters, measure_draw, save_bundle
 from tvm_fuse.cuda.compile import compile_cuda, parse_arch
 from tvm_fuse.cuda.launch import Launch
+from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_unfused
@@ -41,13 +41,6 @@ from tvm_fuse.relay.save import lift_constants
 from tvm_fuse.relay.target import is_cuda, resolve_target
 
 __all__ = ["ExportOptions", "export_file", "export_model"]
-
-#: Names a step of the work; used as ``with progress("folding"): ...``.
-Progress = Callable[[str], "AbstractContextManager[Any]"]
-
-
-def _quietly(step: str) -> AbstractContextManager[Any]:
-    return nullcontext()
 
 
 @dataclass(frozen=True)
@@ -81,7 +74,7 @@ def export_file(
     *,
     shapes: Mapping[str, tuple[int, ...]] | None = None,
     params: Path | None = None,
-    progress: Progress = _quietly,
+    progress: Progress = quietly,
 ) -> Bundle:
     """Export a model file as a bundle.
 
@@ -116,7 +109,7 @@ def export_model(
     folder: Path,
     target: Any,
     options: ExportOptions | None = None,
-    progress: Progress = _quietly,
+    progress: Progress = quietly,
 ) -> Bundle:
     """Export a loaded model; see ``export_file``."""
     options = options or ExportOptions()

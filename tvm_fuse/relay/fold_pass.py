@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from typing import Any, Callable
 
 from tvm_fuse.core.affine import RULE as AFFINE_RULE
-from tvm_fuse.core.audit import audit_graph, compare_epsilons, mismatch
+from tvm_fuse.core.audit import compare_epsilons, mismatch
 from tvm_fuse.core.edit import Edit, LayerEdit
 from tvm_fuse.core.epsilon import (
     EpsilonCheck,
@@ -32,6 +32,7 @@ from tvm_fuse.core.fold import RULE
 from tvm_fuse.core.graph import Kind, Node
 from tvm_fuse.core.reason import Decision, Reason, applied, declined, refusal
 from tvm_fuse.core.rounds import MOST_ROUNDS, plan_round
+from tvm_fuse.core.statistics import collect_warnings
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
@@ -73,7 +74,7 @@ def _collect_warnings(module: Any) -> tuple[Reason, ...]:
     warnings: list[Reason] = []
 
     def collect(read: ReadFunction) -> Any:
-        warnings.extend(audit_graph(read.graph).warnings)
+        warnings.extend(collect_warnings(read.graph))
         return read.function
 
     rewrite_functions(module, collect)

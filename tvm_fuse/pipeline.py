@@ -134,7 +134,7 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         folds=records["FoldBatchNorm"].details,
         not_folded=_declined(records["FoldBatchNorm"].decisions),
         chains=tuple(
-            FusedKernel(group.name, group.anchor_name, group.operators, group.chain.end)
+            FusedKernel(group.name, group.anchor_name, group.operators, group.end)
             for group in records["PartitionChains"].details
         ),
         not_fused=_declined(records["PartitionChains"].decisions),

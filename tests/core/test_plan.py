@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
-from tvm_fuse.core.chain import Chain, Step, StepKind
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.plan import FusionPlan, check_plan, plan_chains
 from tvm_fuse.core.reason import Code
@@ -37,7 +36,7 @@ def test_two_layers():
     second = g.conv2d(relu, ONE_BY_ONE, name="c2")
     plan = plan_chains(g.build(g.clip(g.add(second, relu))))
     assert names(plan) == ["conv2d_bias_relu", "conv2d_residual_relu6"]
-    assert [group.chain.anchor for group in plan.groups] == [first, second]
+    assert [group.anchor for group in plan.groups] == [first, second]
     assert [group.anchor_name for group in plan.groups] == ["c1", "c2"]
     assert plan.groups[0].operators == ("nn.conv2d", "nn.bias_add", "nn.relu")
     assert [(decision.at, decision.applied) for decision in plan.decisions] == [("c1", True), ("c2", True)]
@@ -59,7 +58,7 @@ def test_downsample_block(swapped):
     added = g.add(shortcut, main) if swapped else g.add(main, shortcut)
     plan = plan_chains(g.build(g.relu(added)))
     assert names(plan) == ["conv2d_relu", "conv2d_residual_relu"]
-    assert plan.groups[1].chain.anchor == shortcut
+    assert plan.groups[1].anchor == shortcut
     assert codes(plan) == [None, Code.READER_IN_OTHER_CHAIN, None]
     assert plan.decisions[1].at == "main"
 
@@ -153,10 +152,6 @@ def planned():
     return graph, plan_chains(graph), relu, tail
 
 
-def with_chain(plan, chain):
-    return replace(plan, groups=(*plan.groups[:-1], replace(plan.groups[-1], chain=chain)))
-
-
 def test_sound_plan_passes():
     graph, plan, _, _ = planned()
     check_plan(graph, plan)
@@ -169,11 +164,11 @@ def test_operator_in_two_groups():
 
 
 def test_inner_result_read_outside():
-    graph, plan, relu, tail = planned()
-    (chain,) = (group.chain for group in plan.groups)
-    step = Step(StepKind.ELEMENTWISE, (relu, tail), "elementwise")
+    graph, plan, _, tail = planned()
+    (group,) = plan.groups
+    wider = replace(group, nodes=(*group.nodes, tail), result=tail)
     with pytest.raises(InternalError, match="read outside"):
-        check_plan(graph, with_chain(plan, Chain(chain.anchor, (step,), chain.end)))
+        check_plan(graph, replace(plan, groups=(wider,)))
 
 
 def test_inner_result_returned():

@@ -84,25 +84,25 @@ def test_invariants(steps):
     assert sum(decision.applied for decision in plan.decisions) == len(plan.groups)
     assert all((decision.reason is None) is decision.applied for decision in plan.decisions)
 
-    taken = [node for group in plan.groups for node in group.chain.nodes]
+    taken = [node for group in plan.groups for node in group.nodes]
     assert len(taken) == len(set(taken))
     for group in plan.groups:
-        nodes = set(group.chain.nodes)
+        nodes = set(group.nodes)
         kinds = {node: graph.nodes[node].kind for node in nodes}
-        assert [node for node in nodes if kinds[node] in ANCHOR_KINDS] == [group.chain.anchor]
-        assert all(kinds[node] in ELEMENTWISE_KINDS for node in nodes - {group.chain.anchor})
-        assert group.chain.steps
-        assert group.chain.end is not None
-        assert sum((step.nodes for step in group.chain.steps), (group.chain.anchor,)) == group.chain.nodes
-        assert group.operators == tuple(graph.nodes[node].op for node in group.chain.nodes)
-        inner = nodes - {group.chain.result}
+        assert [node for node in nodes if kinds[node] in ANCHOR_KINDS] == [group.anchor]
+        assert all(kinds[node] in ELEMENTWISE_KINDS for node in nodes - {group.anchor})
+        assert group.steps
+        assert group.end is not None
+        assert sum((step.nodes for step in group.steps), (group.anchor,)) == group.nodes
+        assert group.operators == tuple(graph.nodes[node].op for node in group.nodes)
+        inner = nodes - {group.result}
         assert not inner.intersection(graph.outputs)
         assert all(reader in nodes for node in inner for reader in graph.readers(node))
         # Convex: nothing outside lies between two members.
         outside = {source for node in nodes for source in graph.nodes[node].inputs} - nodes
         assert not any(nodes & ancestors(graph, source) for source in outside)
         # Every member depends on the anchor.
-        assert all(group.chain.anchor in ancestors(graph, node) for node in nodes - {group.chain.anchor})
+        assert all(group.anchor in ancestors(graph, node) for node in nodes - {group.anchor})
 
 
 @SETTINGS
@@ -117,9 +117,9 @@ def test_no_chain_stops_short(steps):
     """A chain ends only where its reason holds: a lone elementwise reader of the same shape would join."""
     graph = build(steps)
     plan = plan_chains(graph)
-    taken = {node for group in plan.groups for node in group.chain.nodes}
+    taken = {node for group in plan.groups for node in group.nodes}
     for group in plan.groups:
-        result = group.chain.result
+        result = group.result
         readers = set(graph.readers(result))
         if graph.is_output(result) or len(readers) != 1:
             continue

@@ -9,9 +9,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from tvm_fuse.core.chain import Chain, grow_chain
+from tvm_fuse.core.chain import Chain, Step, grow_chain
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import ANCHOR_KINDS, Graph, Node
+from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 
 __all__ = ["FusionGroup", "FusionPlan", "check_plan", "plan_chains"]
@@ -21,19 +22,33 @@ RULE = "chain"
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """One fused kernel.
+    """One fused kernel: some operators, of which one gives the result.
 
     Args:
         name: Family and steps, such as ``conv2d_bias_relu``.
-        chain: The node ids.
+        family: What the kernel is built around, such as ``conv2d``.
+        anchor: Id of the operator whose schedule the kernel gets; None for elementwise operators alone.
+        nodes: Ids of all operators, in topological order.
+        result: Id of the one node whose value leaves the group.
+        steps: What is computed after the anchor, in order.
+        prologue: Ids of operators computed while the anchor reads its operands.
+        absorbed: Ids of earlier heavy operators computed inside this kernel.
+        end: Why the group ends where it does.
         anchor_name: Where the anchor came from.
         operators: The front end's names of the operators, in topological order.
     """
 
     name: str
-    chain: Chain
-    anchor_name: str
-    operators: tuple[str, ...]
+    family: str
+    anchor: int | None
+    nodes: tuple[int, ...]
+    result: int
+    steps: tuple[Step, ...]
+    prologue: tuple[int, ...] = ()
+    absorbed: tuple[int, ...] = ()
+    end: Reason | None = None
+    anchor_name: str = ""
+    operators: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -44,11 +59,12 @@ class FusionPlan:
     decisions: tuple[Decision, ...]
 
 
-def plan_chains(graph: Graph) -> FusionPlan:
+def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
     """Decide the fused kernels of a graph.
 
     Args:
         graph: The graph, after folding and in its final layout.
+        options: What the target can do, and what the user wants.
 
     Returns:
         The plan. Groups are disjoint, and only a group's last value is read outside it.
@@ -62,14 +78,28 @@ def plan_chains(graph: Graph) -> FusionPlan:
         if reason is not None:
             decisions.append(declined(RULE, str(anchor), reason))
             continue
-        name = "_".join((anchor.kind.value, *chain.epilogue))
-        group = FusionGroup(name, chain, str(anchor), tuple(graph.nodes[node].op for node in chain.nodes))
+        group = _make_group(graph, chain)
         taken.update(chain.nodes)
         groups.append(group)
         decisions.append(applied(RULE, str(anchor), f"{group.name}; ends: {chain.end}"))
     plan = FusionPlan(tuple(reversed(groups)), tuple(reversed(decisions)))
     check_plan(graph, plan)
     return plan
+
+
+def _make_group(graph: Graph, chain: Chain) -> FusionGroup:
+    anchor = graph.nodes[chain.anchor]
+    return FusionGroup(
+        name="_".join((anchor.kind.value, *chain.epilogue)),
+        family=anchor.kind.value,
+        anchor=anchor.id,
+        nodes=chain.nodes,
+        result=chain.result,
+        steps=chain.steps,
+        end=chain.end,
+        anchor_name=str(anchor),
+        operators=tuple(graph.nodes[node].op for node in chain.nodes),
+    )
 
 
 def _check_static(anchor: Node) -> Reason | None:
@@ -95,12 +125,12 @@ def check_plan(graph: Graph, plan: FusionPlan) -> None:
     """
     owner: dict[int, str] = {}
     for group in plan.groups:
-        nodes = frozenset(group.chain.nodes)
+        nodes = frozenset(group.nodes)
         for node in nodes:
             if node in owner:
                 raise InternalError(f"node {node} is in two groups: {owner[node]} and {group.name}")
             owner[node] = group.name
-        for node in nodes - {group.chain.result}:
+        for node in nodes - {group.result}:
             outside = [reader for reader in graph.readers(node) if reader not in nodes]
             if outside or graph.is_output(node):
                 raise InternalError(f"inner result {graph.nodes[node]} of {group.name} is read outside it")

@@ -52,7 +52,7 @@ def partition_chains(module: Any) -> Any:
         plan = plan_chains(read.graph)
         groups.extend(plan.groups)
         decisions.extend(plan.decisions)
-        return rebuild_function(read, {group.chain.result: _grouped(read, group) for group in plan.groups})
+        return rebuild_function(read, {group.result: _grouped(read, group) for group in plan.groups})
 
     module, changed = rewrite_functions(dissolve_groups(module), rewrite)
     summary = f"{len(groups)} of {len(decisions)} anchors fused with what follows"
@@ -95,7 +95,7 @@ def _same_as(source: int) -> Replacement:
 def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
     def construct(new: Callable[[int], Any]) -> Any:
         function, arguments = _make_function(read, group)
-        span = read.expressions[group.chain.anchor].span
+        span = read.expressions[_center(group)].span
         return relay.Call(function, [new(source) for source in arguments], None, None, span)
 
     return construct
@@ -103,7 +103,7 @@ def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
 
 def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[int, ...]]:
     """The primitive function of a group and the ids of the values it is called with."""
-    members = group.chain.nodes
+    members = group.nodes
     inside: dict[int, Any] = {}
     params: dict[int, Any] = {}
     for node in members:
@@ -119,17 +119,22 @@ def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[i
         guarded = _scaled_values(read, group, node)
         operands = [relay.copy(inside[source]) if source in guarded else inside[source] for source in sources]
         inside[node] = rebuild_expression(read.expressions[node], operands)
-    function = relay.Function(list(params.values()), inside[group.chain.result])
+    function = relay.Function(list(params.values()), inside[group.result])
     function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
     function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
     function = function.with_attr("PartitionedFromPattern", "_".join(group.operators) + "_")
     return function, tuple(params)
 
 
+def _center(group: FusionGroup) -> int:
+    """The operator that a group is named after in the eyes of others."""
+    return group.result if group.anchor is None else group.anchor
+
+
 def _scaled_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[int, ...]:
     """The operands of a multiply from which FoldScaleAxis would move it towards the anchor."""
-    graph, members = read.graph, group.chain.nodes
-    if graph.nodes[node].kind is not Kind.MULTIPLY or not _takes_scale(read.expressions[group.chain.anchor]):
+    graph, members = read.graph, group.nodes
+    if graph.nodes[node].kind is not Kind.MULTIPLY or not _takes_scale(read.expressions[_center(group)]):
         return ()
     values = [source for source in graph.nodes[node].inputs if source in members]
     return tuple(v for v in values if graph.readers(v) == (node,) and _takes_scale(read.expressions[v]))

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
-from tvm_fuse.core.graph import ANCHOR_KINDS, ELEMENTWISE_KINDS, Kind, TensorInfo, digest
+from tvm_fuse.core.graph import Kind, TensorInfo, digest
 
 
 def test_readers_count_each_time_a_value_is_read():
@@ -80,27 +80,6 @@ def test_text_forms():
     assert str(g.nodes[y].output) == "float32[1x3xh]"
     assert not g.nodes[y].output.is_static
     assert TensorInfo((), "int32").is_static
-
-
-def test_anchors_and_tuples_are_not_elementwise():
-    structural = {
-        Kind.INPUT,
-        Kind.CONSTANT,
-        Kind.TUPLE,
-        Kind.GET_ITEM,
-        *ANCHOR_KINDS,
-        Kind.BATCH_NORM,
-        Kind.DATA_NORM,
-    }
-    moves = {
-        Kind.CONCATENATE,
-        Kind.EXPAND_DIMS,
-        Kind.LAYOUT_TRANSFORM,
-        Kind.PAD,
-        Kind.RESHAPE,
-        Kind.TRANSPOSE,
-    }
-    assert set(Kind) - ELEMENTWISE_KINDS == structural | moves | {Kind.OTHER}
 
 
 BASE = np.arange(6, dtype="float32").reshape(2, 3)

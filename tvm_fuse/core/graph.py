@@ -10,7 +10,6 @@ from __future__ import annotations
 import hashlib
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from enum import Enum
 from functools import cached_property
 from types import MappingProxyType
 from typing import Any, Union
@@ -18,12 +17,27 @@ from typing import Any, Union
 import numpy as np
 
 from tvm_fuse.core.dtypes import Array, widen
+from tvm_fuse.core.kinds import (
+    ANCHOR_KINDS,
+    CONVOLUTION_KINDS,
+    ELEMENTWISE_KINDS,
+    INJECTIVE_KINDS,
+    LEAF_KINDS,
+    MATRIX_KINDS,
+    TRANSPOSED_KINDS,
+    VIEW_KINDS,
+    Kind,
+)
 
 __all__ = [
     "ANCHOR_KINDS",
     "CONVOLUTION_KINDS",
+    "ELEMENTWISE_KINDS",
+    "INJECTIVE_KINDS",
+    "LEAF_KINDS",
     "MATRIX_KINDS",
     "TRANSPOSED_KINDS",
+    "VIEW_KINDS",
     "Array",
     "BatchNormAttrs",
     "BiasAddAttrs",
@@ -37,7 +51,9 @@ __all__ = [
     "LayoutTransformAttrs",
     "LeakyReluAttrs",
     "Node",
+    "PReluAttrs",
     "PadAttrs",
+    "ReduceAttrs",
     "TensorInfo",
     "TensorSpec",
     "TransposeAttrs",
@@ -46,92 +62,6 @@ __all__ = [
 
 #: A static size, or the name of a symbolic one.
 Dim = Union[int, str]
-
-
-class Kind(str, Enum):
-    """What a node does, as far as folding and fusion need to know."""
-
-    INPUT = "input"
-    CONSTANT = "constant"
-    TUPLE = "tuple"
-    GET_ITEM = "get_item"
-    CONV1D = "conv1d"
-    CONV2D = "conv2d"
-    CONV3D = "conv3d"
-    CONV1D_TRANSPOSE = "conv1d_transpose"
-    CONV2D_TRANSPOSE = "conv2d_transpose"
-    CONV3D_TRANSPOSE = "conv3d_transpose"
-    DENSE = "dense"
-    MATMUL = "matmul"
-    BATCH_MATMUL = "batch_matmul"
-    BATCH_NORM = "batch_norm"
-    BIAS_ADD = "bias_add"
-    ADD = "add"
-    SUBTRACT = "subtract"
-    MULTIPLY = "multiply"
-    DIVIDE = "divide"
-    RELU = "relu"
-    CLIP = "clip"
-    LEAKY_RELU = "leaky_relu"
-    SIGMOID = "sigmoid"
-    TANH = "tanh"
-    CAST = "cast"
-    NEGATIVE = "negative"
-    POWER = "power"
-    RECIPROCAL = "reciprocal"
-    RSQRT = "rsqrt"
-    SQRT = "sqrt"
-    #: Operators that move or repeat elements and compute nothing.
-    BROADCAST_TO = "broadcast_to"
-    CONCATENATE = "concatenate"
-    EXPAND_DIMS = "expand_dims"
-    LAYOUT_TRANSFORM = "layout_transform"
-    PAD = "pad"
-    RESHAPE = "reshape"
-    TRANSPOSE = "transpose"
-    #: A normalization whose statistics come from the data: instance, layer, group or local response norm.
-    DATA_NORM = "data_norm"
-    #: Any other operator that computes each output element from the elements at the same
-    #: (or the broadcast) position of its inputs.
-    ELEMENTWISE = "elementwise"
-    OTHER = "other"
-
-
-#: Convolutions whose kernel holds input channels x (output channels / groups).
-TRANSPOSED_KINDS = frozenset({Kind.CONV1D_TRANSPOSE, Kind.CONV2D_TRANSPOSE, Kind.CONV3D_TRANSPOSE})
-
-#: All convolutions.
-CONVOLUTION_KINDS = TRANSPOSED_KINDS | {Kind.CONV1D, Kind.CONV2D, Kind.CONV3D}
-
-#: Matrix products.
-MATRIX_KINDS = frozenset({Kind.DENSE, Kind.MATMUL, Kind.BATCH_MATMUL})
-
-#: Operators that a chain starts with and that absorb a batch norm.
-ANCHOR_KINDS = CONVOLUTION_KINDS | MATRIX_KINDS
-
-#: Kinds that a fused kernel can compute in registers, element by element.
-ELEMENTWISE_KINDS = frozenset(
-    {
-        Kind.BIAS_ADD,
-        Kind.ADD,
-        Kind.SUBTRACT,
-        Kind.MULTIPLY,
-        Kind.DIVIDE,
-        Kind.RELU,
-        Kind.CLIP,
-        Kind.LEAKY_RELU,
-        Kind.SIGMOID,
-        Kind.TANH,
-        Kind.BROADCAST_TO,
-        Kind.CAST,
-        Kind.NEGATIVE,
-        Kind.POWER,
-        Kind.RECIPROCAL,
-        Kind.RSQRT,
-        Kind.SQRT,
-        Kind.ELEMENTWISE,
-    }
-)
 
 
 @dataclass(frozen=True)
@@ -225,6 +155,21 @@ class LeakyReluAttrs:
     """Slope for negative values."""
 
     alpha: float
+
+
+@dataclass(frozen=True)
+class PReluAttrs:
+    """The axis (always >= 0) along which the slopes run."""
+
+    axis: int
+
+
+@dataclass(frozen=True)
+class ReduceAttrs:
+    """The axes (all >= 0, ascending) that a reduction runs over, and whether they stay with size 1."""
+
+    axes: tuple[int, ...]
+    keepdims: bool
 
 
 def _is_static(shape: tuple[Dim, ...]) -> bool:

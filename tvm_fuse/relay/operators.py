@@ -16,6 +16,8 @@ from tvm_fuse.core.graph import (
     LayoutTransformAttrs,
     LeakyReluAttrs,
     PadAttrs,
+    PReluAttrs,
+    ReduceAttrs,
     TransposeAttrs,
 )
 from tvm_fuse.relay.base import relay
@@ -26,6 +28,9 @@ __all__ = ["classify_operator"]
 
 #: Relay's operator patterns (``TOpPattern``) that compute element by element.
 _ELEMENTWISE_PATTERNS = (0, 1)  # kElemWise, kBroadcast
+_INJECTIVE_PATTERN = 2
+
+_REDUCTIONS = ("all", "any", "max", "mean", "min", "prod", "sum", "variance")
 
 #: Operator -> kind; what an operator that is not here does, TVM's own patterns say.
 _KINDS = {
@@ -37,6 +42,11 @@ _KINDS = {
     "sigmoid": Kind.SIGMOID,
     "tanh": Kind.TANH,
     "cast": Kind.CAST,
+    "erf": Kind.ERF,
+    "exp": Kind.EXP,
+    "log": Kind.LOG,
+    "maximum": Kind.MAXIMUM,
+    "minimum": Kind.MINIMUM,
     "negative": Kind.NEGATIVE,
     "power": Kind.POWER,
     "rsqrt": Kind.RSQRT,
@@ -71,6 +81,19 @@ _KINDS = {
     "nn.bias_add": Kind.BIAS_ADD,
     "clip": Kind.CLIP,
     "nn.leaky_relu": Kind.LEAKY_RELU,
+    "nn.prelu": Kind.PRELU,
+    "nn.softmax": Kind.SOFTMAX,
+    "nn.log_softmax": Kind.SOFTMAX,
+    **dict.fromkeys(
+        (
+            f"nn.{pool}_pool{space}d"
+            for pool in ("avg", "max", "adaptive_avg", "adaptive_max")
+            for space in (1, 2, 3)
+        ),
+        Kind.POOL,
+    ),
+    **dict.fromkeys(("nn.global_avg_pool2d", "nn.global_max_pool2d"), Kind.GLOBAL_POOL),
+    **dict.fromkeys(_REDUCTIONS, Kind.REDUCE),
 }
 
 
@@ -98,8 +121,11 @@ def _operator(op: Any) -> tuple[str, Kind]:
     if name in _KINDS:
         return name, _KINDS[name]
     pattern = op.get_attr("TOpPattern")
-    is_elementwise = pattern is not None and int(pattern) in _ELEMENTWISE_PATTERNS
-    return name, Kind.ELEMENTWISE if is_elementwise else Kind.OTHER
+    if pattern is None:
+        return name, Kind.OTHER
+    if int(pattern) in _ELEMENTWISE_PATTERNS:
+        return name, Kind.ELEMENTWISE
+    return name, Kind.INJECTIVE if int(pattern) == _INJECTIVE_PATTERN else Kind.OTHER
 
 
 #: The kernel layout that TVM's schedules take for granted, whatever the attribute says. Where a size
@@ -211,6 +237,28 @@ def _read_leaky_relu(attrs: Any, operands: list[Any]) -> LeakyReluAttrs:
     return LeakyReluAttrs(float(attrs.alpha))
 
 
+def _read_prelu(attrs: Any, operands: list[Any]) -> PReluAttrs:
+    return PReluAttrs(_positive_axis(int(attrs.axis), _rank(operands[0])))
+
+
+def _read_reduce(attrs: Any, operands: list[Any]) -> ReduceAttrs:
+    rank = _rank(operands[0])
+    axes = {_positive_axis(axis, rank) for axis in _axes(attrs.axis)} if attrs.axis is not None else set()
+    if attrs.exclude:
+        axes = set(range(rank)) - axes
+    return ReduceAttrs(
+        tuple(sorted(axes)) if attrs.axis is not None else tuple(range(rank)), bool(attrs.keepdims)
+    )
+
+
+def _read_softmax(attrs: Any, operands: list[Any]) -> ReduceAttrs:
+    return ReduceAttrs((_positive_axis(int(attrs.axis), _rank(operands[0])),), True)
+
+
+def _axes(axis: Any) -> tuple[int, ...]:
+    return _integers(axis) if hasattr(axis, "__len__") else (int(axis),)
+
+
 #: Operator -> what reads its attributes, from these and the operands.
 _READ_ATTRS: dict[str, Callable[[Any, list[Any]], Any]] = {
     "nn.conv1d": _read_conv,
@@ -233,4 +281,8 @@ _READ_ATTRS: dict[str, Callable[[Any, list[Any]], Any]] = {
     "nn.bias_add": _read_bias_add,
     "clip": _read_clip,
     "nn.leaky_relu": _read_leaky_relu,
+    "nn.prelu": _read_prelu,
+    "nn.softmax": _read_softmax,
+    "nn.log_softmax": _read_softmax,
+    **dict.fromkeys(_REDUCTIONS, _read_reduce),
 }

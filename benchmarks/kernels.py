@@ -18,8 +18,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from benchmarks.record import save_results
 from examples.models import MODELS, save
 from tvm_fuse.core.epsilon import EpsilonConfig
-from tvm_fuse.core.gpu import DEVICES, Device
 from tvm_fuse.core.graph import ANCHOR_KINDS, Graph, Node
+from tvm_fuse.core.targets import DEVICES, Device
 from tvm_fuse.kernels import build_model, report_kernels, resolve_cuda
 from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.load import RelayModel, load_model

@@ -26,7 +26,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import product as combinations
 
-from tvm_fuse.core.gpu import DEVICES, GPUS, WARP_THREADS, GpuSpec, blocks_per_sm
+from tvm_fuse.core.gpu import GPUS, WARP_THREADS, GpuSpec, blocks_per_sm
+from tvm_fuse.core.targets import DEVICES
 
 __all__ = ["Device", "Product", "Tile", "choose_tile", "device_of", "estimate_cycles", "largest_part"]
 
@@ -48,7 +49,7 @@ class Device:
 
 #: Architectures with 64 float32 lanes in a multiprocessor; others have 128.
 _HALF_RATE = ("sm_60", "sm_70", "sm_75", "sm_80")
-#: For an arch that no device of ``tvm_fuse.core.gpu`` has.
+#: For an arch that no device of ``tvm_fuse.core.targets`` has.
 _USUAL_MULTIPROCESSORS = 84
 _USUAL_ARCH = "sm_80"
 

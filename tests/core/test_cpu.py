@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_fuse.core.cpu import _CPUS, GENERIC_CPU, detect_cpu, match_cpu
+from tvm_fuse.core.cpu import _CPUS, GENERIC_CPU, CpuFacts, detect_cpu, match_cpu, read_cpu
 
 NEEDED = dict(_CPUS)
 
@@ -61,3 +61,33 @@ def test_detect_of_damaged_text(tmp_path):
 
 def test_this_machine():
     assert detect_cpu() in {*NEEDED, GENERIC_CPU}
+
+
+CPUINFO = """processor\t: 0
+cpu MHz\t\t: 2500.000
+flags\t\t: {flags}
+
+processor\t: 1
+cpu MHz\t\t: 3100.5
+flags\t\t: {flags}
+"""
+
+
+@pytest.mark.parametrize(
+    ("flags", "lanes", "has_fma"),
+    [
+        ("fpu sse2", 4, False),
+        ("sse2 avx", 8, False),
+        ("avx avx2 fma", 8, True),
+        ("avx avx512f fma", 16, True),
+    ],
+)
+def test_facts(tmp_path, flags, lanes, has_fma):
+    (tmp_path / "cpuinfo").write_text(CPUINFO.format(flags=flags))
+    facts = read_cpu(tmp_path / "cpuinfo")
+    assert (facts.cores, facts.float_lanes, facts.has_fma) == (2, lanes, has_fma)
+    assert facts.clock_hz == 3100.5e6
+
+
+def test_facts_of_nothing(tmp_path):
+    assert read_cpu(tmp_path / "none") == CpuFacts(GENERIC_CPU, 1, 4, False, 2e9)

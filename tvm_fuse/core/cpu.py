@@ -7,9 +7,19 @@ features are all present is right for code generation.
 
 from __future__ import annotations
 
+import re
+from dataclasses import dataclass
 from pathlib import Path
 
-__all__ = ["GENERIC_CPU", "detect_cpu", "match_cpu"]
+__all__ = ["GENERIC_CPU", "CpuFacts", "detect_cpu", "match_cpu", "read_cpu"]
+
+_CPUINFO = Path("/proc/cpuinfo")
+_PROCESSOR = re.compile(r"^processor\s*:", re.MULTILINE)
+_CLOCK = re.compile(r"^cpu MHz\s*:\s*([\d.]+)", re.MULTILINE)
+#: Flag -> float32 numbers in its vectors, the widest first.
+_FLOAT_LANES = (("avx512f", 16), ("avx", 8))
+_SSE_LANES = 4
+_UNKNOWN_MHZ = 2000.0
 
 #: What every x86-64 processor runs.
 GENERIC_CPU = "x86-64"
@@ -45,11 +55,52 @@ def match_cpu(flags: frozenset[str]) -> str:
     return next((name for name, needed in _CPUS if needed <= flags), GENERIC_CPU)
 
 
-def detect_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+def detect_cpu(cpuinfo: Path = _CPUINFO) -> str:
     """The LLVM CPU name for this machine; ``x86-64`` when the flags cannot be read."""
+    return match_cpu(_flags(_read(cpuinfo)))
+
+
+@dataclass(frozen=True)
+class CpuFacts:
+    """What the kernel tells of a CPU.
+
+    Args:
+        name: Its LLVM name.
+        cores: Processors that the kernel lists.
+        float_lanes: Float32 numbers in its widest vector.
+        has_fma: Whether it multiplies and adds in one instruction.
+        clock_hz: Its clock at the time of reading.
+    """
+
+    name: str
+    cores: int
+    float_lanes: int
+    has_fma: bool
+    clock_hz: float
+
+
+def read_cpu(cpuinfo: Path = _CPUINFO) -> CpuFacts:
+    """What the kernel tells of this machine's CPU; where it tells nothing, one core with SSE at 2 GHz."""
+    text = _read(cpuinfo)
+    flags = _flags(text)
+    lanes = next((lanes for flag, lanes in _FLOAT_LANES if flag in flags), _SSE_LANES)
+    clocks = [float(mhz) for mhz in _CLOCK.findall(text)]
+    return CpuFacts(
+        name=match_cpu(flags),
+        cores=max(1, len(_PROCESSOR.findall(text))),
+        float_lanes=lanes,
+        has_fma="fma" in flags,
+        clock_hz=1e6 * (max(clocks) if clocks else _UNKNOWN_MHZ),
+    )
+
+
+def _read(cpuinfo: Path) -> str:
     try:
-        text = cpuinfo.read_text(encoding="utf-8", errors="replace")
+        return cpuinfo.read_text(encoding="utf-8", errors="replace")
     except OSError:
-        return GENERIC_CPU
+        return ""
+
+
+def _flags(text: str) -> frozenset[str]:
     line = next((line for line in text.splitlines() if line.startswith("flags")), "")
-    return match_cpu(frozenset(line.partition(":")[2].split()))
+    return frozenset(line.partition(":")[2].split())

@@ -1,4 +1,4 @@
-"""NVIDIA GPUs as numbers: the limits of an architecture, the occupancy of a kernel, peaks of devices.
+"""NVIDIA GPUs as numbers: the limits of an architecture, the occupancy of a kernel.
 
 Limits: CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability". What
 the guide leaves out (units of allocation, shared memory that the driver reserves in each block)
@@ -15,10 +15,8 @@ from enum import Enum
 from tvm_fuse.core.errors import UsageError
 
 __all__ = [
-    "DEVICES",
     "GPUS",
     "WARP_THREADS",
-    "Device",
     "GpuSpec",
     "Limit",
     "Occupancy",
@@ -203,31 +201,3 @@ def _divide_up(value: int, unit: int) -> int:
 
 def _round_up(value: int, unit: int) -> int:
     return _divide_up(value, unit) * unit
-
-
-@dataclass(frozen=True)
-class Device:
-    """Peaks of one product, for rooflines.
-
-    Args:
-        name: As NVIDIA sells it.
-        arch: Its architecture.
-        sms: Multiprocessors.
-        fp32_flops_per_s: Float32 operations a second outside tensor cores, a fused multiply-add as two.
-        dram_bytes_per_s: Bytes a second to and from device memory.
-    """
-
-    name: str
-    arch: str
-    sms: int
-    fp32_flops_per_s: float
-    dram_bytes_per_s: float
-
-
-#: Short name -> peaks, as in NVIDIA's data sheets: T4 (Turing architecture whitepaper, 2018), A100
-#: (SXM4, 40 GB; A100 whitepaper, 2020), H200 (SXM; H200 data sheet, 2023).
-DEVICES = {
-    "t4": Device("Tesla T4", "sm_75", 40, 8.1e12, 320e9),
-    "a100": Device("A100-SXM4-40GB", "sm_80", 108, 19.5e12, 1555e9),
-    "h200": Device("H200 SXM", "sm_90", 132, 66.9e12, 4800e9),
-}

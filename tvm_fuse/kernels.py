@@ -4,19 +4,15 @@ from __future__ import annotations
 
 from typing import Any
 
-from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.gpu import find_gpu
 from tvm_fuse.cuda.compile import compile_cuda
 from tvm_fuse.cuda.resources import read_resources
 from tvm_fuse.cuda.source import choose_kernel, read_kernels
 from tvm_fuse.progress import Progress, quietly
-from tvm_fuse.relay.audit import check_model
-from tvm_fuse.relay.fold_pass import fold_batch_norms
+from tvm_fuse.relay.fuse import fuse_model
 from tvm_fuse.relay.kernels import KernelBuild, build_kernels
-from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.load import RelayModel
-from tvm_fuse.relay.partition_pass import partition_chains
 from tvm_fuse.relay.target import is_cuda, resolve_target
 from tvm_fuse.report import Kernel, KernelReport
 
@@ -57,11 +53,9 @@ def build_model(model: RelayModel, target: Any, progress: Progress = quietly) ->
     Returns:
         The build, with CUDA C and launches.
     """
-    with progress("folding batch norms and fusing chains"):
-        folded = fold_batch_norms(check_model(model, {}, EpsilonConfig(), align=False).module)
-        fused = partition_chains(decide_layout(folded, target))
+    fused = fuse_model(model, target, progress=progress)
     with progress("building the fused model"):
-        return build_kernels(fused, target)
+        return build_kernels(fused.module, target)
 
 
 def report_kernels(name: str, build: KernelBuild, target: Any, compiler: str = "nvrtc") -> KernelReport:

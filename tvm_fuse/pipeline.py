@@ -11,20 +11,15 @@ from dataclasses import dataclass, field, replace
 from typing import Any
 
 from tvm_fuse import __version__
-from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import ParityFailed
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.progress import Progress, quietly
-from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, measure
 from tvm_fuse.relay.compat import find_tvm
-from tvm_fuse.relay.fold_pass import fold_batch_norms
-from tvm_fuse.relay.layout_pass import decide_layout
+from tvm_fuse.relay.fuse import FuseOptions, fuse_model
 from tvm_fuse.relay.load import RelayModel, model_from_module
-from tvm_fuse.relay.partition_pass import partition_chains
-from tvm_fuse.relay.record import last_report
 from tvm_fuse.relay.target import has_cuda_device, is_cuda, resolve_target
 from tvm_fuse.report import Cost, FusedKernel, Latency, Report
 
@@ -32,23 +27,16 @@ __all__ = ["Compiled", "Options", "compile", "compile_model"]
 
 
 @dataclass(frozen=True)
-class Options:
-    """What the user may choose.
+class Options(FuseOptions):
+    """What the user may choose, beside what ``FuseOptions`` says.
 
     Args:
-        epsilon: Batch norm name or glob pattern -> the epsilon the model was trained with.
-        epsilon_config: The same from a training config (``tvm_fuse.epsilon_config.read_epsilon_config``);
-            ``epsilon`` wins.
-        align_epsilon: Replace an epsilon that differs from the expected one, instead of failing.
         tolerance: For parity; None takes the default of each output's dtype.
         seed: Seed of the parity inputs.
         parity: Run the fused and the unfused model and compare.
         latency: Also measure both.
     """
 
-    epsilon: Mapping[str, float] = field(default_factory=dict)
-    epsilon_config: EpsilonConfig = field(default_factory=EpsilonConfig)
-    align_epsilon: bool = False
     tolerance: Tolerance | None = None
     seed: int = 0
     parity: bool = True
@@ -103,16 +91,9 @@ def compile(
 def compile_model(model: RelayModel, target: Any, options: Options, progress: Progress = quietly) -> Compiled:
     """The main job on a loaded model; a failed parity is in the report, not raised."""
     target = resolve_target(target)
-    with progress("auditing and folding batch norms"):
-        checked = check_model(model, options.epsilon, options.epsilon_config, align=options.align_epsilon)
-        reference = checked.module
-        folded = fold_batch_norms(reference)
-    with progress("deciding layouts"):
-        laid_out = decide_layout(folded, target)
-    with progress("fusing chains"):
-        fused = partition_chains(laid_out)
-    records = last_report()
-    pair = _build_pair(reference, fused, target, progress)
+    fused = fuse_model(model, target, options, progress)
+    checked, records = fused.checked, fused.records
+    pair = _build_pair(fused.reference, fused.module, target, progress)
     runnable = pair
     notes: tuple[str, ...] = ()
     if is_cuda(target) and not has_cuda_device():
@@ -121,7 +102,8 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         )
         if options.parity:
             notes += ("parity was checked with the same fused graph built for this machine's CPU",)
-            runnable = _build_pair(reference, fused, resolve_target("llvm"), progress, "for the CPU")
+            cpu = resolve_target("llvm")
+            runnable = _build_pair(fused.reference, fused.module, cpu, progress, "for the CPU")
         options = replace(options, latency=False)
     parity, latency = _compare(model, runnable, options, progress) if options.parity else (None, None)
     report = Report(
@@ -146,7 +128,7 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         scale_shifts=records["FoldScaleShift"].details,
         warnings=checked.warnings,
     )
-    return Compiled(fused, pair.fused.library, pair.fused.cuda_source, report)
+    return Compiled(fused.module, pair.fused.library, pair.fused.cuda_source, report)
 
 
 # --- steps -----------------------------------------------------------------------------------

@@ -9,7 +9,7 @@ graph before fusion with these weights.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +17,6 @@ import numpy as np
 
 from tvm_fuse import __version__
 from tvm_fuse.core.dtypes import Array
-from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import InternalError, ModelError, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import Source, hash_files
@@ -27,43 +26,35 @@ from tvm_fuse.cuda.bundle_files import KERNELS_FILE, draw_parameters, measure_dr
 from tvm_fuse.cuda.compile import compile_cuda, parse_arch
 from tvm_fuse.cuda.launch import Launch
 from tvm_fuse.progress import Progress, quietly
-from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_unfused
 from tvm_fuse.relay.compat import find_tvm
-from tvm_fuse.relay.fold_pass import fold_batch_norms
+from tvm_fuse.relay.fuse import FusedModel, FuseOptions, fuse_model
 from tvm_fuse.relay.graph_plan import GraphPlan, read_graph_plan
 from tvm_fuse.relay.kernels import KernelBuild, build_kernels
-from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.load import RelayModel, load_model, model_files
-from tvm_fuse.relay.partition_pass import dissolve_groups, partition_chains
+from tvm_fuse.relay.partition_pass import dissolve_groups
 from tvm_fuse.relay.save import lift_constants
 from tvm_fuse.relay.target import is_cuda, resolve_target
 
-__all__ = ["ExportOptions", "export_file", "export_model"]
+__all__ = ["ExportOptions", "export_file", "export_fused", "export_model"]
 
 
 @dataclass(frozen=True)
-class ExportOptions:
-    """What the user may choose.
+class ExportOptions(FuseOptions):
+    """What the user may choose, beside what ``FuseOptions`` says.
 
     Args:
         archs: Architectures to compile for, beside the target's.
         is_seeded: Draw parameters like the model's from ``seed``, instead of shipping them.
         seed: Of the golden input, and of drawn parameters.
         tolerance: For every output; None takes the default of its dtype.
-        epsilon: Batch norm name or glob pattern -> the epsilon the model was trained with.
-        epsilon_config: The same from a training config; ``epsilon`` comes before it.
-        align_epsilon: Replace an epsilon that differs from the expected one, instead of failing.
     """
 
     archs: tuple[str, ...] = ()
     is_seeded: bool = False
     seed: int = 0
     tolerance: Tolerance | None = None
-    epsilon: Mapping[str, float] = field(default_factory=dict)
-    epsilon_config: EpsilonConfig = field(default_factory=EpsilonConfig)
-    align_epsilon: bool = False
 
 
 def export_file(
@@ -114,19 +105,29 @@ def export_model(
     """Export a loaded model; see ``export_file``."""
     options = options or ExportOptions()
     target = _cuda_target(target)
-    archs = tuple(dict.fromkeys([str(target.arch), *options.archs]))
-    for arch in archs:
-        parse_arch(arch)
-    with progress("folding and fusing"):
-        checked = check_model(model, options.epsilon, options.epsilon_config, align=options.align_epsilon)
-        fused = partition_chains(decide_layout(fold_batch_norms(checked.module), target))
-        lifted, constants = lift_constants(fused, prefix="w", keep_scalars=True)
+    _check_archs(target, options)
+    fused = fuse_model(model, target, options, progress)
+    return export_fused(model, fused, source, folder, target, options, progress)
+
+
+def export_fused(
+    model: RelayModel,
+    fused: FusedModel,
+    source: Source,
+    folder: Path,
+    target: Any,
+    options: ExportOptions,
+    progress: Progress = quietly,
+) -> Bundle:
+    """Export what `fuse_model` made of a model for the same target; see ``export_file``."""
+    archs = _check_archs(target, options)
+    lifted, constants = lift_constants(fused.module, prefix="w", keep_scalars=True)
     with progress("generating kernels"):
         build = build_kernels(lifted, target)
         plan = read_graph_plan(build)
     parameters = _collect_parameters(build, plan, constants)
     draws: tuple[Draw, ...] = ()
-    reference = checked.module
+    reference = fused.reference
     if options.is_seeded:
         draws = tuple(_measure_draw(name, array) for name, array in parameters.items())
         parameters = _draw(plan, parameters, draws, options.seed)
@@ -162,6 +163,14 @@ def _cuda_target(target: Any) -> Any:
             f"a bundle holds CUDA kernels; the target is {target.kind.name}", "--target 'cuda -arch=sm_80'"
         )
     return target
+
+
+def _check_archs(target: Any, options: ExportOptions) -> tuple[str, ...]:
+    """The target's architecture and the others, each once."""
+    archs = tuple(dict.fromkeys([str(target.arch), *options.archs]))
+    for arch in archs:
+        parse_arch(arch)
+    return archs
 
 
 def _versions(compiler: str) -> dict[str, str]:

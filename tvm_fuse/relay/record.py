@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_fuse.core.reason import Decision, Reason
 
-__all__ = ["PassRecord", "clear_records", "last_report", "record"]
+__all__ = ["PassRecord", "PassReport", "clear_records", "last_report", "record"]
 
 
 @dataclass(frozen=True)

@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.numerics import from_bfloat16
-from tvm_fuse.core.dtypes import FLOATS, narrow, widen
+from tvm_fuse.core.dtypes import FLOATS, narrow, size_bytes, widen
 
 #: name -> significant bits, exponent of the smallest normal number, exponent of the largest number
 FORMATS = {"float16": (11, -14, 15), "bfloat16": (8, -126, 127), "float32": (24, -126, 127)}
@@ -148,3 +148,11 @@ def test_limits(name):
         assert limits.roundoff / 4 < errors.max() <= limits.roundoff
         tie = 1 + limits.roundoff
         assert widen(narrow(np.array([tie]), name), name) == 1.0
+
+
+@pytest.mark.parametrize(
+    ("dtype", "size"),
+    [("float32", 4), ("bfloat16", 2), ("float64", 8), ("int8", 1), ("uint1", 1), ("int4", 1), ("bool", 1)],
+)
+def test_size(dtype, size):
+    assert size_bytes(dtype) == size

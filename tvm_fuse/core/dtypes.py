@@ -7,13 +7,14 @@ ties to even, straight from float64: going through float32 would round twice.
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-__all__ = ["FLOATS", "Array", "Float", "holds", "narrow", "widen"]
+__all__ = ["FLOATS", "Array", "Float", "holds", "narrow", "size_bytes", "widen"]
 
 #: A NumPy array of any dtype.
 Array = NDArray[Any]
@@ -43,6 +44,12 @@ FLOATS = {
     "float32": Float("float32", 2.0**-24, float(np.finfo(np.float32).max), 2.0**-149),
     "float64": Float("float64", 2.0**-53, float(np.finfo(np.float64).max), 2.0**-1074),
 }
+
+
+def size_bytes(dtype: str) -> int:
+    """Bytes of one number of a dtype such as ``bfloat16``, ``int4`` (a byte) or ``bool``."""
+    bits = re.search(r"\d+", dtype)
+    return (int(bits.group()) + 7) // 8 if bits else 1
 
 
 def holds(dtype: str, other: str) -> bool:

@@ -52,6 +52,7 @@ class Code(str, Enum):
     RESULT_SHAPE_CHANGES = "result-shape-changes"
     READER_NOT_ELEMENTWISE = "reader-not-elementwise"
     READER_IN_OTHER_CHAIN = "reader-in-other-chain"
+    FUSION_COSTS_TIME = "fusion-costs-time"
 
 
 #: What a user can do about each code; shown beside the reason.
@@ -90,6 +91,7 @@ HINTS = {
     Code.RESULT_SHAPE_CHANGES: "only operators that keep the shape of the chain can join it",
     Code.READER_NOT_ELEMENTWISE: "only elementwise operators can be computed in the anchor's kernel",
     Code.READER_IN_OTHER_CHAIN: "the operator was taken by the chain of its other operand",
+    Code.FUSION_COSTS_TIME: "two kernels take less by the estimate; on a device with other peaks it may pay",
 }
 
 

@@ -1,0 +1,113 @@
+"""Which optional extensions of a group pay on a device.
+
+::
+
+    apart:    kernel of the group + kernel of what would join    two launches, a value between them in memory
+    together: one kernel                                         what joins is computed as often as it is read
+
+An extension is taken when the estimate for one kernel is less than that for two. Estimates are bounds at the
+device's peaks (``cost.py``), equally optimistic on both sides; a fusion that saves a launch and nothing else
+is taken as long as it does not compute for longer than a launch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from tvm_fuse.core.cost import GroupCost, Parts, group_cost, operator_costs, time_s
+from tvm_fuse.core.graph import Graph
+from tvm_fuse.core.kinds import ANCHOR_KINDS
+from tvm_fuse.core.plan import FusionGroup
+from tvm_fuse.core.plan_options import Accept, Candidate, Extension
+from tvm_fuse.core.reason import Code, Reason
+from tvm_fuse.core.targets import Device
+
+__all__ = ["Comparison", "accept_on", "compare_extension", "compare_group"]
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """The cost of one kernel, and of the kernels that it replaces."""
+
+    together: GroupCost
+    apart: tuple[GroupCost, ...]
+
+    def together_s(self, device: Device) -> float:
+        """Seconds of the one kernel."""
+        return time_s(self.together, device)
+
+    def apart_s(self, device: Device) -> float:
+        """Seconds of the others, one after another."""
+        return sum(time_s(cost, device) for cost in self.apart)
+
+    def saved_s(self, device: Device) -> float:
+        """Seconds that the one kernel saves; negative where it loses."""
+        return self.apart_s(device) - self.together_s(device)
+
+
+def accept_on(device: Device) -> Accept:
+    """The rule of a device for ``PlanOptions.accept``.
+
+    Args:
+        device: Where the model will run.
+
+    Returns:
+        A function of a graph and a candidate: None to take it, or ``fusion-costs-time`` with both estimates.
+    """
+
+    def accept(graph: Graph, candidate: Candidate) -> Reason | None:
+        compared = compare_extension(graph, candidate)
+        apart, together = compared.apart_s(device), compared.together_s(device)
+        if together < apart:
+            return None
+        at = graph.nodes[candidate.added[-1]]
+        again = compared.together.extra_flops
+        return Reason(
+            Code.FUSION_COSTS_TIME,
+            str(at),
+            f"less than {1e6 * apart:.1f} us, the estimate for kernels of their own on {device.name}",
+            f"{1e6 * together:.1f} us in one kernel, {again / 1e6:.1f} million operations computed again",
+        )
+
+    return accept
+
+
+def compare_extension(graph: Graph, candidate: Candidate) -> Comparison:
+    """The cost of a group with and without an extension.
+
+    A value that several kernels would compute again saves each of them its share of the kernel that computes
+    it now.
+
+    Args:
+        graph: The graph; the shapes of the operators are static.
+        candidate: The group and what would join it.
+    """
+    nodes = tuple(sorted({*candidate.nodes, *candidate.added}))
+    is_prologue = candidate.extension in (Extension.PROLOGUE, Extension.RECOMPUTE)
+    heavy = (node for node in candidate.added if graph.nodes[node].kind in ANCHOR_KINDS)
+    absorbed = candidate.added if candidate.extension is Extension.ABSORBED else ()
+    together = Parts(nodes, candidate.anchor, candidate.added if is_prologue else (), absorbed)
+    own = group_cost(graph, Parts(candidate.added, next(heavy, None)))
+    if candidate.extension is Extension.RECOMPUTE:
+        own = _share(
+            own, len({r for node in candidate.added for r in graph.readers(node)} - {*candidate.added})
+        )
+    apart = group_cost(graph, Parts(candidate.nodes, candidate.anchor)), own
+    return Comparison(group_cost(graph, together), apart)
+
+
+def compare_group(graph: Graph, group: FusionGroup) -> Comparison:
+    """The cost of a group as one kernel, and as a kernel for each operator."""
+    parts = Parts(group.nodes, group.anchor, group.prologue, group.absorbed)
+    return Comparison(group_cost(graph, parts), operator_costs(graph, group.nodes))
+
+
+def _share(cost: GroupCost, readers: int) -> GroupCost:
+    """One reader's part of a kernel."""
+    return replace(
+        cost,
+        flops=cost.flops // readers,
+        dram_read_bytes=cost.dram_read_bytes // readers,
+        dram_write_bytes=cost.dram_write_bytes // readers,
+        launches=cost.launches / readers,
+    )

@@ -9,11 +9,23 @@ An anchor's kernel ends in one store of the fused group's result::
 from __future__ import annotations
 
 from dataclasses import dataclass
+from enum import Enum
 from typing import Any, Callable
 
 from tvm import te
 
-__all__ = ["Kernel", "find_stage", "inline_all_but"]
+__all__ = ["Kernel", "computations", "Schedule", "find_stage", "inline_all_but"]
+
+
+class Schedule(str, Enum):
+    """Kinds of kernels."""
+
+    BLOCKED = "blocked product"
+    NARROW = "one warp a result"
+    DEPTHWISE = "depthwise stencil"
+    JOINED = "several reductions"
+    GENERIC = "one element a thread"
+    TVM = "TVM's own"
 
 
 @dataclass(frozen=True)
@@ -21,10 +33,12 @@ class Kernel:
     """An operator's computation and the schedule that fits it.
 
     Args:
+        kind: What kind of kernel.
         compute: The operator's tensors -> its result.
         schedule: The result of the fused group -> its schedule.
     """
 
+    kind: Schedule
     compute: Callable[..., Any]
     schedule: Callable[[Any], te.Schedule]
 
@@ -47,6 +61,20 @@ def find_stage(output: Any, name: str) -> Any:
         if tensor.op not in seen and isinstance(tensor.op, te.ComputeOp):
             seen.add(tensor.op)
             waiting.extend(tensor.op.input_tensors)
+
+
+def computations(output: Any) -> list[Any]:
+    """All computations that a tensor needs, each after those it reads."""
+    found: dict[Any, None] = {}
+
+    def visit(tensor: Any) -> None:
+        if isinstance(tensor.op, te.ComputeOp) and tensor.op not in found:
+            for source in tensor.op.input_tensors:
+                visit(source)
+            found[tensor.op] = None
+
+    visit(output)
+    return list(found)
 
 
 def inline_all_but(schedule: te.Schedule, *kept: Any) -> None:

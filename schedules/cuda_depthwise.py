@@ -25,7 +25,7 @@ from typing import Any
 from tvm import te, tir
 
 from tvm_fuse_schedules.cuda_conv2d import Conv2d
-from tvm_fuse_schedules.cuda_kernel import Kernel, find_stage, inline_all_but
+from tvm_fuse_schedules.cuda_kernel import Kernel, Schedule, find_stage, inline_all_but
 from tvm_fuse_schedules.cuda_tiles import device_of, largest_part
 
 __all__ = ["plan_depthwise"]
@@ -67,6 +67,7 @@ def plan_depthwise(conv: Conv2d, arch: str) -> Kernel | None:
     if block is None:
         return None
     return Kernel(
+        Schedule.DEPTHWISE,
         lambda data, weight: _compute(conv, block, data, weight),
         lambda output: _schedule(output, block),
     )

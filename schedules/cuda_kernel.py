@@ -14,7 +14,7 @@ from typing import Any, Callable
 
 from tvm import te
 
-__all__ = ["Kernel", "computations", "Schedule", "find_stage", "inline_all_but"]
+__all__ = ["Kernel", "Schedule", "computations", "find_stage", "inline_all_but"]
 
 
 class Schedule(str, Enum):

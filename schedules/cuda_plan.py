@@ -8,15 +8,15 @@ from __future__ import annotations
 import math
 from typing import Any, Callable
 
-from tvm_fuse_schedules.cuda_kernel import Kernel
+from tvm_fuse_schedules.cuda_kernel import Kernel, Schedule
 from tvm_fuse_schedules.cuda_narrow import schedule_narrow
 from tvm_fuse_schedules.cuda_product import Axes, schedule_product
 from tvm_fuse_schedules.cuda_tiles import Product, choose_tile, device_of
 
-__all__ = ["plan_product"]
+__all__ = ["FEWEST_COLUMNS", "plan_product"]
 
 #: A product with fewer columns is narrow.
-_FEWEST_COLUMNS = 8
+FEWEST_COLUMNS = 8
 
 
 def plan_product(product: Product, axes: Axes, compute: Callable[..., Any], arch: str) -> Kernel | None:
@@ -31,12 +31,13 @@ def plan_product(product: Product, axes: Axes, compute: Callable[..., Any], arch
     Returns:
         The kernel; None when no tile fits.
     """
-    if math.prod(product.columns) < _FEWEST_COLUMNS:
-        return Kernel(lambda *tensors: compute(None, *tensors), schedule_narrow)
+    if math.prod(product.columns) < FEWEST_COLUMNS:
+        return Kernel(Schedule.NARROW, lambda *tensors: compute(None, *tensors), schedule_narrow)
     tile = choose_tile(product, device_of(arch))
     if tile is None:
         return None
     return Kernel(
+        Schedule.BLOCKED,
         lambda *tensors: compute(tile, *tensors),
         lambda output: schedule_product(output, product, tile, axes),
     )

@@ -53,6 +53,17 @@ class Code(str, Enum):
     READER_NOT_ELEMENTWISE = "reader-not-elementwise"
     READER_IN_OTHER_CHAIN = "reader-in-other-chain"
     FUSION_COSTS_TIME = "fusion-costs-time"
+    # Kernels on CUDA
+    SCHEDULE_DYNAMIC_SHAPE = "schedule-dynamic-shape"
+    SCHEDULE_LIBRARY = "schedule-library"
+    SCHEDULE_TUNER = "schedule-tuner"
+    SCHEDULE_OPERATOR = "schedule-operator"
+    SCHEDULE_DTYPE = "schedule-dtype"
+    SCHEDULE_LAYOUT = "schedule-layout"
+    SCHEDULE_DILATION = "schedule-dilation"
+    SCHEDULE_NO_TILE = "schedule-no-tile"
+    SCHEDULE_FEW_COLUMNS = "schedule-few-columns"
+    SCHEDULE_RESULT_BROADCAST = "schedule-result-broadcast"
 
 
 #: What a user can do about each code; shown beside the reason.
@@ -92,6 +103,16 @@ HINTS = {
     Code.READER_NOT_ELEMENTWISE: "only elementwise operators can be computed in the anchor's kernel",
     Code.READER_IN_OTHER_CHAIN: "the operator was taken by the chain of its other operand",
     Code.FUSION_COSTS_TIME: "two kernels take less by the estimate; on a device with other peaks it may pay",
+    Code.SCHEDULE_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
+    Code.SCHEDULE_LIBRARY: "leave -libs out of the target for our schedules",
+    Code.SCHEDULE_TUNER: "build outside the tuner's context for our schedules",
+    Code.SCHEDULE_OPERATOR: "write it as one of these where that is possible",
+    Code.SCHEDULE_DTYPE: "keep the layer in float32",
+    Code.SCHEDULE_LAYOUT: "bring the model to NCHW first",
+    Code.SCHEDULE_DILATION: "export the model without dilation in transposed convolutions",
+    Code.SCHEDULE_NO_TILE: "nothing to do where the layer is small",
+    Code.SCHEDULE_FEW_COLUMNS: "a larger batch uses each weight more often",
+    Code.SCHEDULE_RESULT_BROADCAST: "compute the broadcast in a kernel of its own; chains of ours do",
 }
 
 

@@ -22,9 +22,11 @@ from tvm_fuse.cuda.launch import Dim3, Launch, Parameter, check_launches
 from tvm_fuse.cuda.source import read_kernels
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.build import Artifact, build_fused
+from tvm_fuse.relay.cuda_choice import Choice
+from tvm_fuse.relay.kernel_choices import ChoiceRecorder
 from tvm_fuse.relay.target import is_cuda
 
-__all__ = ["KernelBuild", "SplitRecorder", "build_kernels", "read_launches"]
+__all__ = ["KernelBuild", "SplitRecorder", "build_kernels", "read_callers", "read_launches"]
 
 _AXES = ("x", "y", "z")
 
@@ -39,6 +41,7 @@ class KernelBuild:
         calls: Symbol -> how often one inference calls the operator that launches it; 0 for a reshape that
             turned out to do nothing.
         computed: Kernels without one: their launch depends on values that the host computes, as in sorting.
+        choices: Symbol of a kernel with an anchor -> its schedule, and why it is no better one.
         modules: The IR after ``tir.SplitHostDevice``, host functions included.
     """
 
@@ -46,6 +49,7 @@ class KernelBuild:
     launches: tuple[Launch, ...]
     calls: Mapping[str, int]
     computed: tuple[str, ...]
+    choices: Mapping[str, Choice]
     modules: tuple[Any, ...] = field(compare=False, repr=False)
 
 
@@ -63,8 +67,8 @@ def build_kernels(module: Any, target: Any) -> KernelBuild:
         ToolFailed: TVM cannot build it.
         InternalError: The IR and the CUDA C disagree.
     """
-    recorder = SplitRecorder()
-    artifact = build_fused(module, target, (recorder,))
+    recorder, chooser = SplitRecorder(), ChoiceRecorder(target)
+    artifact = build_fused(module, target, (recorder, chooser))
     found, sources = read_launches(recorder.modules), read_kernels(artifact.cuda_source)
     if found.keys() != sources.keys():
         raise InternalError(
@@ -73,9 +77,12 @@ def build_kernels(module: Any, target: Any) -> KernelBuild:
     launches = tuple(launch for launch in map(found.__getitem__, sources) if launch is not None)
     check_launches(launches, sources)
     computed = tuple(symbol for symbol in sources if found[symbol] is None)
-    callers, called = _read_callers(recorder.modules), Counter(call.function for call in artifact.calls)
+    callers, called = read_callers(recorder.modules), Counter(call.function for call in artifact.calls)
     calls = {symbol: called[callers[symbol]] for symbol in sources}
-    return KernelBuild(artifact, launches, calls, computed, tuple(recorder.modules))
+    choices = {
+        symbol: chooser.choices[callers[symbol]] for symbol in sources if callers[symbol] in chooser.choices
+    }
+    return KernelBuild(artifact, launches, calls, computed, choices, tuple(recorder.modules))
 
 
 @tvm.instrument.pass_instrument
@@ -108,7 +115,7 @@ def read_launches(modules: Iterable[Any]) -> dict[str, Launch | None]:
     }
 
 
-def _read_callers(modules: Iterable[Any]) -> dict[str, str]:
+def read_callers(modules: Iterable[Any]) -> dict[str, str]:
     """Kernel -> the host function that launches it."""
     callers: dict[str, str] = {}
     for module in modules:

@@ -20,6 +20,7 @@ from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import Tolerance
 from tvm_fuse.core.reason import Code
 from tvm_fuse.render import render
+from tvm_fuse.report import Place
 
 build = Lazy("tvm_fuse.relay.build")
 load = Lazy("tvm_fuse.relay.load")
@@ -133,9 +134,9 @@ def test_little_models(net, case):
 
 @pytest.mark.cuda_codegen
 def test_cuda_without_a_gpu_checks_the_same_graph_on_the_cpu(net, monkeypatch):
-    for module in ("pipeline", "relay.cuda_hook"):
-        monkeypatch.setattr(f"tvm_fuse.{module}.has_cuda_device", lambda: False)
-    compiled = compile(net.module(square(net, net.input("x", SHAPE))), "cuda -arch=sm_80", latency=True)
+    monkeypatch.setattr("tvm_fuse.relay.cuda_hook.has_cuda_device", lambda: False)
+    module = net.module(square(net, net.input("x", SHAPE)))
+    compiled = compile(module, "cuda -arch=sm_80", latency=True, device="cpu")
     assert compiled.report.target.startswith("cuda")
     assert compiled.cuda_source.count("__global__") >= 1
     assert [chain.form for chain in compiled.report.chains] == ["conv2d_bias_relu"]
@@ -143,6 +144,16 @@ def test_cuda_without_a_gpu_checks_the_same_graph_on_the_cpu(net, monkeypatch):
     assert compiled.report.parity.passed
     assert compiled.report.latency is None
     assert len(compiled.report.notes) == 2
+    assert compiled.report.execution.place is Place.CPU_BUILD
+
+
+@pytest.mark.cuda_codegen
+def test_cuda_without_parity_runs_nothing_and_says_so(net, monkeypatch):
+    monkeypatch.setattr("tvm_fuse.relay.cuda_hook.has_cuda_device", lambda: False)
+    module = net.module(square(net, net.input("x", SHAPE)))
+    report = compile(module, "cuda -arch=sm_80", parity=False).report
+    assert (report.execution, report.parity, report.latency) == (None, None, None)
+    assert report.notes == ("1 CUDA kernels were generated and not run",)
 
 
 # --- a wrong fold cannot pass --------------------------------------------------------------------

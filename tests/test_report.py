@@ -16,7 +16,7 @@ from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import HINTS, Code, Reason, declined
 from tvm_fuse.core.weights import FoldedLayer
 from tvm_fuse.render import render
-from tvm_fuse.report import Cost, FusedKernel, Latency, Report, to_json
+from tvm_fuse.report import Cost, Execution, FusedKernel, Latency, Place, Report, to_json
 
 INF, NAN = float("inf"), float("nan")
 
@@ -91,6 +91,8 @@ REPORTS = {
     "not finite": make_report(
         parity=compare({"y": np.array([1.0, NAN, INF, -INF])}, {"y": np.array([NAN, NAN, INF, INF])})
     ),
+    "fused alone": make_report(latency=Latency((), (0.1, 0.2))),
+    "on a GPU": make_report(execution=Execution(Place.GPU_BY_RUNNER, "Some GPU")),
     "latency": make_report(latency=Latency((0.4, 0.2, 0.3), (0.1, 0.1, 0.1))),
     "warnings": make_report(warnings=(Reason(Code.BN_GAIN_LARGE, "bn", "less", "more"),)),
     "notes": make_report(notes=("first note", "second note")),
@@ -108,7 +110,7 @@ def test_every_report_has_both_forms(report):
     assert set(document) == {
         "schema", "tool_version", "tvm", "model", "target", "inputs", "epsilon", "folds", "not_folded",
         "chains", "not_fused", "unfused", "fused", "parity", "latency", "notes",
-        "scale_shifts", "warnings",
+        "scale_shifts", "warnings", "execution",
     }  # fmt: skip
     assert to_json(report) == to_json(replace(report))
 
@@ -296,6 +298,37 @@ def test_latency_and_quartiles():
     assert line_with(text, "latency, median").split()[2:] == ["300.00", "ms", "100.00", "ms", "3.00", "x"]
     assert "2.00 to 3.00" in text
     assert "5 alternating runs" in text
+
+
+def test_latency_of_the_fused_model_alone():
+    report = make_report(latency=Latency((), (0.1, 0.3, 0.2)))
+    document = json.loads(to_json(report))["latency"]
+    assert document == {"unfused": [], "fused": [0.1, 0.3, 0.2], "speedup": None}
+    text = render(report)
+    assert line_with(text, "latency, median").split()[2:] == ["200.00", "ms"]
+    assert "of the fused model alone: 3 runs, quartiles 150.00 to 250.00 ms" in text
+    assert "speed-up" not in text
+
+
+# --- where it ran --------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("place", [place for place in Place if place is not Place.CPU])
+def test_a_place_is_told(place):
+    report = make_report(execution=Execution(place, "Some Device"))
+    assert line_with(render(report), "run on: ").startswith("run on: Some Device, ")
+    document = json.loads(to_json(report))["execution"]
+    assert document == {"place": place.value, "device": "Some Device"}
+
+
+def test_each_place_has_words_of_its_own():
+    texts = {render(make_report(execution=Execution(place, "Some Device"))) for place in Place}
+    assert len(texts) == len(Place)
+
+
+@pytest.mark.parametrize("execution", [None, Execution(Place.CPU, "this machine's CPU")])
+def test_on_the_cpu_the_target_says_it(execution):
+    assert "run on" not in render(make_report(execution=execution))
 
 
 # --- parity --------------------------------------------------------------------------------------

@@ -6,22 +6,21 @@ be done in a ``tvm.transform.Sequential`` as well.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from typing import Any
 
 from tvm_fuse import __version__
 from tvm_fuse.core.errors import ParityFailed
-from tvm_fuse.core.inputs import make_inputs
-from tvm_fuse.core.parity import ParityReport, Tolerance, compare
+from tvm_fuse.core.parity import ParityReport, Tolerance
 from tvm_fuse.core.reason import Decision
+from tvm_fuse.places import AUTO, Job, Pair, build_pair, choose_runner
 from tvm_fuse.progress import Progress, quietly
-from tvm_fuse.relay.build import Artifact, Runner, build_fused, build_unfused, measure
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.fuse import FuseOptions, fuse_model
 from tvm_fuse.relay.load import RelayModel, model_from_module
-from tvm_fuse.relay.target import has_cuda_device, is_cuda, resolve_target
-from tvm_fuse.report import Cost, FusedKernel, Latency, Report
+from tvm_fuse.relay.target import resolve_target
+from tvm_fuse.report import Cost, FusedKernel, Report
 
 __all__ = ["Compiled", "Options", "compile", "compile_model"]
 
@@ -35,12 +34,17 @@ class Options(FuseOptions):
         seed: Seed of the parity inputs.
         parity: Run the fused and the unfused model and compare.
         latency: Also measure both.
+        device: Where a model for CUDA runs: ``auto``, the number of a GPU, ``emulator`` or ``cpu``
+            (see ``tvm_fuse.places``).
+        checked: On the emulator, look at every access to memory.
     """
 
     tolerance: Tolerance | None = None
     seed: int = 0
     parity: bool = True
     latency: bool = True
+    device: str = AUTO
+    checked: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,7 +82,8 @@ def compile(
         ModelError: The model cannot be compiled, its statistics are broken, or an epsilon
             differs from the expected one.
         ParityFailed: The outputs differ from the unfused model's.
-        ToolFailed: TVM failed to build.
+        MissingDependency: There is no such device.
+        ToolFailed: TVM failed to build, or a kernel failed.
         UsageError: An argument is wrong.
     """
     compiled = compile_model(model_from_module(mod, params), target, options or Options())
@@ -91,21 +96,15 @@ def compile(
 def compile_model(model: RelayModel, target: Any, options: Options, progress: Progress = quietly) -> Compiled:
     """The main job on a loaded model; a failed parity is in the report, not raised."""
     target = resolve_target(target)
+    runner = choose_runner(target, options.device, is_checked=options.checked)
     fused = fuse_model(model, target, options, progress)
     checked, records = fused.checked, fused.records
-    pair = _build_pair(fused.reference, fused.module, target, progress)
-    runnable = pair
-    notes: tuple[str, ...] = ()
-    if is_cuda(target) and not has_cuda_device():
-        notes = (
-            f"{len(pair.fused.cuda_kernels)} CUDA kernels were generated and not run: no GPU is visible",
+    pair = build_pair(fused, target, progress)
+    outcome = None
+    if options.parity:
+        outcome = runner.run(
+            Job(model, fused, pair, options.tolerance, options.seed, options.latency, progress)
         )
-        if options.parity:
-            notes += ("parity was checked with the same fused graph built for this machine's CPU",)
-            cpu = resolve_target("llvm")
-            runnable = _build_pair(fused.reference, fused.module, cpu, progress, "for the CPU")
-        options = replace(options, latency=False)
-    parity, latency = _compare(model, runnable, options, progress) if options.parity else (None, None)
     report = Report(
         tool_version=__version__,
         tvm=f"TVM {find_tvm().version}",
@@ -118,15 +117,17 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         chains=tuple(
             FusedKernel(group.name, group.anchor_name, group.operators, group.end)
             for group in records["PartitionChains"].details
+            if group.is_layer
         ),
-        not_fused=_declined(records["PartitionChains"].decisions),
+        not_fused=_declined(d for d in records["PartitionChains"].decisions if d.rule == "chain"),
         unfused=Cost(len(pair.unfused.calls), pair.unfused.traffic_bytes),
         fused=Cost(len(pair.fused.calls), pair.fused.traffic_bytes),
-        parity=parity,
-        latency=latency,
-        notes=notes,
+        parity=outcome.parity if outcome else None,
+        latency=outcome.latency if outcome else None,
+        notes=outcome.notes if outcome else _not_run(pair),
         scale_shifts=records["FoldScaleShift"].details,
         warnings=checked.warnings,
+        execution=outcome.execution if outcome else None,
     )
     return Compiled(fused.module, pair.fused.library, pair.fused.cuda_source, report)
 
@@ -134,39 +135,13 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
 # --- steps -----------------------------------------------------------------------------------
 
 
-def _declined(decisions: tuple[Decision, ...]) -> tuple[Decision, ...]:
+def _declined(decisions: Iterable[Decision]) -> tuple[Decision, ...]:
     return tuple(decision for decision in decisions if not decision.applied)
 
 
-@dataclass(frozen=True)
-class _Pair:
-    """Both models, built for one target."""
-
-    target: Any
-    unfused: Artifact
-    fused: Artifact
-
-
-def _build_pair(reference: Any, fused: Any, target: Any, progress: Progress, where: str = "") -> _Pair:
-    with progress(f"building the fused model {where}".rstrip()):
-        fused_artifact = build_fused(fused, target)
-    with progress(f"building the unfused model {where}".rstrip()):
-        return _Pair(target, build_unfused(reference, target), fused_artifact)
-
-
-def _compare(
-    model: RelayModel, pair: _Pair, options: Options, progress: Progress
-) -> tuple[ParityReport, Latency | None]:
-    """Run both models on the same seeded inputs, compare all outputs, and measure when asked to."""
-    inputs = make_inputs(model.inputs, options.seed)
-    with progress("running both models"):
-        runners = Runner(pair.unfused, pair.target), Runner(pair.fused, pair.target)
-        want, got = (runner.run(inputs, model.outputs) for runner in runners)
-    parity = compare(want, got, tolerance=options.tolerance, seed=options.seed)
-    if not options.latency:
-        return parity, None
-    with progress("measuring both models"):
-        return parity, Latency(*measure(runners))
+def _not_run(pair: Pair) -> tuple[str, ...]:
+    count = len(pair.fused.cuda_kernels)
+    return (f"{count} CUDA kernels were generated and not run",) if count else ()
 
 
 def _summarize_failure(parity: ParityReport) -> str:

@@ -16,7 +16,16 @@ from tvm_fuse.core.parity import ParityReport, ParityRow
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.core.weights import FoldedLayer
 from tvm_fuse.cuda.source import short_name
-from tvm_fuse.report import FoldReport, Kernel, KernelReport, Report, Verification, quartiles
+from tvm_fuse.report import (
+    FoldReport,
+    Kernel,
+    KernelReport,
+    Latency,
+    Place,
+    Report,
+    Verification,
+    quartiles,
+)
 
 __all__ = [
     "render",
@@ -146,10 +155,21 @@ def _join(sections: Sequence[Sequence[str]]) -> str:
 
 
 def _render_title(report: Report) -> list[str]:
-    return [
+    lines = [
         f"{report.model} for {report.target}",
         f"inputs: {', '.join(report.inputs) or 'none'}    ({report.tvm}, tvm-fuse {report.tool_version})",
     ]
+    if report.execution is not None and report.execution.place is not Place.CPU:
+        lines.append(f"run on: {report.execution.device}, {_PLACES[report.execution.place]}")
+    return lines
+
+
+_PLACES = {
+    Place.GPU_BY_TVM: "by TVM's runtime",
+    Place.GPU_BY_RUNNER: "by the runner of bundles, with the NVIDIA driver alone",
+    Place.EMULATOR: "which computes the CUDA kernels on the CPU",
+    Place.CPU_BUILD: "for which the same fused graph was built; no CUDA kernel ran",
+}
 
 
 def _headline(title: str, result: str) -> str:
@@ -249,20 +269,28 @@ def _render_gain(report: Report) -> list[str]:
     ]
     if report.latency is None:
         return [*lines, _BASELINE]
-    medians = [statistics.median(times) for times in (report.latency.unfused, report.latency.fused)]
-    speedup = quartiles(report.latency.speedups)
-    lines.append(
-        _row(
-            "latency, median",
-            f"{medians[0] * 1e3:.2f} ms",
-            f"{medians[1] * 1e3:.2f} ms",
-            f"{speedup['median']:.2f} x",
+    return [*lines, *_render_latency(report.latency), _BASELINE]
+
+
+def _render_latency(latency: Latency) -> list[str]:
+    """Both medians and the speed-up, or the fused model's median alone."""
+    fused = f"{statistics.median(latency.fused) * 1e3:.2f} ms"
+    rounds = len(latency.fused)
+    if not latency.unfused:
+        spread = "{quartile_1:.2f} to {quartile_3:.2f}".format(
+            **{name: value * 1e3 for name, value in quartiles(latency.fused).items()}
         )
-    )
-    rounds = len(report.latency.fused)
+        return [
+            _row("latency, median", "", fused, ""),
+            f"  (of the fused model alone: {rounds} runs, quartiles {spread} ms)",
+        ]
+    speedup = quartiles(latency.speedups)
+    unfused = f"{statistics.median(latency.unfused) * 1e3:.2f} ms"
     spread = f"{speedup['quartile_1']:.2f} to {speedup['quartile_3']:.2f}"
-    lines.append(f"  (speed-up: median of {rounds} alternating runs, quartiles {spread})")
-    return [*lines, _BASELINE]
+    return [
+        _row("latency, median", unfused, fused, f"{speedup['median']:.2f} x"),
+        f"  (speed-up: median of {rounds} alternating runs, quartiles {spread})",
+    ]
 
 
 _BASELINE = (

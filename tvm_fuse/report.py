@@ -22,11 +22,13 @@ from tvm_fuse.cuda.resources import KernelResources
 __all__ = [
     "Check",
     "Cost",
+    "Execution",
     "FoldReport",
     "FusedKernel",
     "Kernel",
     "KernelReport",
     "Latency",
+    "Place",
     "Report",
     "Verification",
     "quartiles",
@@ -62,9 +64,35 @@ class Cost:
     traffic_bytes: int
 
 
+class Place(str, Enum):
+    """Where the fused model ran."""
+
+    #: This machine's CPU, for which it was built.
+    CPU = "cpu"
+    #: A GPU, by TVM's runtime.
+    GPU_BY_TVM = "gpu by tvm"
+    #: A GPU, by the runner of bundles, which needs the NVIDIA driver alone.
+    GPU_BY_RUNNER = "gpu by the runner"
+    #: The CUDA kernels themselves, compiled for the CPU.
+    EMULATOR = "emulator"
+    #: No CUDA kernel ran: the same fused graph was built for the CPU.
+    CPU_BUILD = "cpu instead of gpu"
+
+
+@dataclass(frozen=True)
+class Execution:
+    """Where the fused model ran: the kind of place, and the device's name."""
+
+    place: Place
+    device: str
+
+
 @dataclass(frozen=True)
 class Latency:
-    """Times of one inference in seconds, one a round; in each round both models ran once."""
+    """Times of one inference in seconds, one a round; in each round both models ran once.
+
+    ``unfused`` is empty where only the fused model was measured.
+    """
 
     unfused: tuple[float, ...]
     fused: tuple[float, ...]
@@ -97,6 +125,7 @@ class Report:
         notes: What else the user should know.
         scale_shifts: Other scales and shifts folded into the layers before them.
         warnings: About batch norms whose numbers are legal and yet hardly meant.
+        execution: Where the fused model ran, None when nothing was run.
     """
 
     tool_version: str
@@ -116,6 +145,7 @@ class Report:
     notes: tuple[str, ...]
     scale_shifts: tuple[AffineRecord, ...] = ()
     warnings: tuple[Reason, ...] = ()
+    execution: Execution | None = None
 
 
 @dataclass(frozen=True)
@@ -219,7 +249,8 @@ def to_json(report: Report | FoldReport | KernelReport | Verification) -> str:
         return _dump({"schema": _VERIFY_SCHEMA, "passed": report.passed, **to_plain(report)})
     document = {"schema": SCHEMA, **to_plain(report)}
     if report.latency is not None:
-        document["latency"]["speedup"] = quartiles(report.latency.speedups)
+        speedups = report.latency.speedups
+        document["latency"]["speedup"] = quartiles(speedups) if speedups else None
     if report.parity is not None:
         document["parity"]["passed"] = report.parity.passed
     return _dump(document)

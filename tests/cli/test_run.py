@@ -7,6 +7,7 @@ import os
 import re
 import subprocess
 import sys
+from dataclasses import replace
 
 import numpy as np
 import onnx
@@ -17,6 +18,7 @@ from onnx.reference import ReferenceEvaluator
 from tests.support.onnx_models import Builder
 from tvm_fuse import cli
 from tvm_fuse.cli import progress
+from tvm_fuse.core.errors import MissingDependency
 
 pytestmark = pytest.mark.relay
 
@@ -90,8 +92,13 @@ def run(here, capfd):
 @pytest.fixture
 def no_gpu(monkeypatch):
     """Where there is a GPU, it is not seen."""
-    for module in ("tvm_fuse.pipeline", "tvm_fuse.relay.cuda_hook", "tvm_fuse.relay.target"):
-        monkeypatch.setattr(f"{module}.has_cuda_device", lambda: False)
+
+    def find_no_device(ordinal):
+        raise MissingDependency("no driver", "--device emulator")
+
+    for module in ("tvm_fuse.places", "tvm_fuse.relay.cuda_hook", "tvm_fuse.relay.target"):
+        monkeypatch.setattr(f"{module}.has_cuda_device", lambda *ordinal: False)
+    monkeypatch.setattr("tvm_fuse.places.find_device", find_no_device)
 
 
 def files(folder):
@@ -123,6 +130,8 @@ ERRORS = {
     "unknown target": (net(), ["--target", "llvmm"], 2, ["llvmm"]),
     "wrong target option": (net(), ["--target", "llvm -mcpuu=x"], 2, ["mcpuu"]),
     "parameters": (net(), ["--params", "net.onnx"], 2, ["--params"]),
+    "device of a CPU": (net(), ["--device", "emulator"], 2, ["--device emulator", "llvm"]),
+    "a check of nothing": (net(), ["--checked"], 2, ["--checked", "--device emulator"]),
     "output is a file": (net(), ["--output", "net.onnx"], 2, ["net.onnx"]),
     "output is below a file": (net(), ["--output", "net.onnx/a/b"], 2, ["net.onnx"]),
 }  # fmt: skip
@@ -411,7 +420,8 @@ def test_cuda_without_a_gpu_writes_the_kernels_and_says_that_they_did_not_run(ru
     assert "sm_80" in document["target"]
     assert document["parity"]["passed"] is True
     assert document["latency"] is None
-    assert any("no GPU" in note for note in document["notes"])
+    assert any("no GPU" in note and "--device emulator" in note for note in document["notes"])
+    assert document["execution"]["place"] == "cpu instead of gpu"
 
 
 @pytest.mark.cuda_codegen
@@ -430,6 +440,57 @@ def test_cuda_with_an_output_folder_and_an_arch(run, here):
     assert files(here) == ["net.onnx", "results", "results/kernels.cu", "results/report.json"]
     assert "sm_86" in json.loads(out)["target"]
     assert "wrote results/kernels.cu" in err
+
+
+# --- the kernels on the emulator -----------------------------------------------------------------
+
+EMULATED = ("--target", "cuda -arch=sm_80", "--device", "emulator")
+
+
+def change_kernels(monkeypatch, old, new):
+    """Change the CUDA C after TVM has written it; at least one place must be hit."""
+    from tvm_fuse.relay import export
+
+    right = export.build_kernels
+
+    def build(module, target):
+        made = right(module, target)
+        source = re.sub(old, new, made.artifact.cuda_source)
+        assert source != made.artifact.cuda_source
+        return replace(made, artifact=replace(made.artifact, cuda_source=source))
+
+    monkeypatch.setattr("tvm_fuse.relay.export.build_kernels", build)
+
+
+@pytest.mark.cuda_codegen
+def test_the_kernels_run_on_the_emulator(run, here):
+    code, out, err = run(net(), *EMULATED, "--checked", "--seed", "4", "--json", quick=False)
+    assert code == 0, err
+    document = json.loads(out)
+    assert document["execution"] == {"place": "emulator", "device": "the emulator"}
+    assert (document["parity"]["passed"], document["parity"]["seed"]) == (True, 4)
+    assert [row["output"] for row in document["parity"]["rows"]] == ["y"]
+    assert document["latency"] is None
+    assert any("says nothing about speed" in note for note in document["notes"])
+    assert "run on: the emulator" in err
+    assert files(here) == ["net-cuda", "net-cuda/kernels.cu", "net-cuda/report.json", "net.onnx"]
+
+
+@pytest.mark.cuda_codegen
+def test_a_wrong_kernel_fails_parity_by_the_name_of_the_output(run, monkeypatch):
+    change_kernels(monkeypatch, r"\bmax\(", "min(")
+    code, out, err = run(net(), *EMULATED, quick=False)
+    assert (code, "error" in err) == (1, False)
+    assert re.search(r"Parity with the unfused model \.* FAILED\n  y \(float32, 1x4x4x4", out)
+
+
+@pytest.mark.cuda_codegen
+def test_a_kernel_that_reads_too_far_is_named_by_the_checked_emulator(run, here, monkeypatch):
+    change_kernels(monkeypatch, r"\bp0\[", "p0[1000 + ")
+    code, out, err = run(net(), *EMULATED, "--checked", "--output", "results", quick=False)
+    assert (code, out) == (5, "")
+    assert re.search(r"^error: cuLaunchKernel \(tvmgen_\w+\) failed: .*out of bounds", err, re.M), err
+    assert files(here) == ["net.onnx"]
 
 
 # --- streams -----------------------------------------------------------------------------------

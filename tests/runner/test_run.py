@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import shutil
 import subprocess
 import sys
 from dataclasses import replace
@@ -26,26 +25,9 @@ from tvm_fuse.runner.run import RunOptions, run_bundle
 ROOT = Path(__file__).resolve().parents[2]
 
 
-@pytest.fixture(scope="session")
-def fake_driver(tmp_path_factory):
-    compiler = shutil.which("gcc") or shutil.which("cc")
-    if compiler is None:
-        pytest.skip("there is no C compiler")
-    library = tmp_path_factory.mktemp("driver") / "libcuda.so.1"
-    source = Path(__file__).with_name("fake_cuda.c")
-    subprocess.run([compiler, "-O1", "-shared", "-fPIC", "-o", library, source], check=True)
-    return library
-
-
 @pytest.fixture
 def options(fake_driver):
     return RunOptions(library=str(fake_driver), repeats=3, warmup=1)
-
-
-@pytest.fixture
-def folder(tmp_path):
-    save(tmp_path / "bundle")
-    return tmp_path / "bundle"
 
 
 # --- what it computes and measures -----------------------------------------------------------------

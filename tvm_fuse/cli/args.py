@@ -59,6 +59,18 @@ def _add_run(commands: Any) -> None:
         default="llvm",
         help="llvm (this machine's CPU, the default), 'cuda -arch=sm_80', or any TVM target string",
     )
+    parser.add_argument(
+        "--device",
+        default="auto",
+        metavar="D",
+        help="where a model for CUDA runs: auto (the default: the first GPU, else cpu), the number of a GPU, "
+        "emulator (its kernels on the CPU), or cpu (the same graph built for the CPU)",
+    )
+    parser.add_argument(
+        "--checked",
+        action="store_true",
+        help="on the emulator: look at every access to memory, and name the thread that errs",
+    )
     _add_epsilon(parser)
     _add_parity(parser)
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")

@@ -48,6 +48,8 @@ def run_run(args: argparse.Namespace) -> int:
         tolerance=_tolerance(args),
         seed=args.seed,
         latency=not args.no_latency,
+        device=args.device,
+        checked=args.checked,
     )
     with show_progress("importing the model"):
         model = load_model(args.model, shapes=shapes, params=args.params)

@@ -160,14 +160,15 @@ def read_calls(graph_json: str) -> tuple[KernelCall, ...]:
 class Runner:
     """Runs an artifact on this machine's CPU or GPU."""
 
-    def __init__(self, artifact: Artifact, target: Any) -> None:
+    def __init__(self, artifact: Artifact, target: Any, ordinal: int = 0) -> None:
         """Load the library.
 
         Args:
             artifact: The built model.
             target: The target it was built for.
+            ordinal: Number of the GPU.
         """
-        self._device = tvm.device(str(target.kind.name), 0) if is_cuda(target) else tvm.cpu(0)
+        self._device = tvm.device(str(target.kind.name), ordinal) if is_cuda(target) else tvm.cpu(0)
         self._module = tvm.contrib.graph_executor.GraphModule(artifact.library["default"](self._device))
 
     def run(self, inputs: Mapping[str, np.ndarray], outputs: Sequence[str]) -> dict[str, np.ndarray]:

@@ -10,7 +10,7 @@ from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.cuda_strategy import CUDA_KEY, register_cuda_schedules
 from tvm_fuse.relay.strategy import TARGET_KEY, register_schedules
 
-__all__ = ["has_cuda_device", "is_cuda", "resolve_target"]
+__all__ = ["cuda_device_name", "has_cuda_device", "is_cuda", "resolve_target"]
 
 #: What TVM takes where no arch is given and no GPU is visible: Maxwell, of 2014.
 _TVM_DEFAULT_ARCH = "sm_50"
@@ -91,9 +91,14 @@ def is_cuda(target: Any) -> bool:
     return bool(target.kind.name == "cuda")
 
 
-def has_cuda_device() -> bool:
-    """Whether TVM's runtime sees a GPU."""
-    return bool(tvm.cuda(0).exist)
+def has_cuda_device(ordinal: int = 0) -> bool:
+    """Whether TVM's runtime sees a GPU of this number."""
+    return bool(tvm.cuda(ordinal).exist)
+
+
+def cuda_device_name(ordinal: int = 0) -> str:
+    """What a GPU that TVM's runtime sees calls itself."""
+    return str(tvm.cuda(ordinal).device_name)
 
 
 def _visible_arch() -> str:

@@ -4,15 +4,16 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from typing import Any
 
-from tvm_fuse.core.parity import ParityReport
+from tvm_fuse.core.parity import ParityReport, ParityRow, Tolerance
 from tvm_fuse.render import render_parity
 from tvm_fuse.report import quartiles, to_plain
 from tvm_fuse.runner.driver import DeviceInfo
 
-__all__ = ["SCHEMA", "KernelTiming", "RunReport", "Timing", "render", "to_json"]
+__all__ = ["SCHEMA", "KernelTiming", "RunReport", "Timing", "from_json", "render", "to_json"]
 
 #: Name and version of the JSON form; the number rises when a reader would have to change.
 SCHEMA = {"name": "tvm-fuse/bundle-run", "version": 1}
@@ -96,6 +97,41 @@ def to_json(report: RunReport) -> str:
     """The report as one JSON document; non-finite numbers are strings."""
     document = {"schema": SCHEMA, "passed": report.parity.passed, **to_plain(report)}
     return json.dumps(document, indent=2, sort_keys=True, allow_nan=False)
+
+
+def from_json(text: str) -> RunReport:
+    """The report that ``to_json`` wrote."""
+    document = json.loads(text)
+    parity, kernels = document["parity"], document["kernels"]
+    values = {
+        **document,
+        "device": DeviceInfo(**document["device"]),
+        "parity": ParityReport(
+            tuple(map(_read_row, parity["rows"])),
+            tuple(parity["missing"]),
+            tuple(parity["extra"]),
+            parity["seed"],
+        ),
+        "timings": tuple(map(_read_timing, document["timings"])),
+        "kernels": tuple(KernelTiming(**{**row, "timing": _read_timing(row["timing"])}) for row in kernels),
+        "notes": tuple(document["notes"]),
+    }
+    return RunReport(**{name: value for name, value in values.items() if name not in ("schema", "passed")})
+
+
+def _read_row(row: Mapping[str, Any]) -> ParityRow:
+    numbers = {name: float(row[name]) for name in _ROW_NUMBERS}  # "inf" and "nan" are strings
+    sequences = {name: tuple(row[name]) for name in ("shape", "worst_index")}
+    return ParityRow(**{**row, **numbers, **sequences, "tolerance": Tolerance(**row["tolerance"])})
+
+
+_ROW_NUMBERS = (
+    "max_abs", "max_rel", "mean_abs", "worst_got", "worst_reference", "needed", "reference_max",
+)  # fmt: skip
+
+
+def _read_timing(timing: Mapping[str, Any]) -> Timing:
+    return Timing(**{**timing, "times_s": tuple(timing["times_s"])})
 
 
 def render(report: RunReport) -> str:

@@ -5,49 +5,15 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.support.extensions import exponential, gate_case, prologue_case, scaled
 from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.accept import accept_on, compare_extension, compare_group
-from tvm_fuse.core.kinds import Kind
 from tvm_fuse.core.plan import FusionGroup
 from tvm_fuse.core.plan_options import Candidate, Extension
 from tvm_fuse.core.reason import Code
 from tvm_fuse.core.targets import DEVICES
 
 GPUS = [pytest.param(DEVICES[name], id=name) for name in ("t4", "a100", "h200")]
-
-
-def prologue_case(spell, channels, rows, size, kernel=1):
-    """A convolution whose operand is ``spell(builder, x)``, with a bias after it."""
-    g = GraphBuilder("float32")
-    x = g.input("x", (1, channels, size, size))
-    first = len(g.nodes)
-    value = spell(g, x)
-    added = tuple(node.id for node in g.nodes[first:] if node.inputs)
-    weight = g.input("w", (rows, channels, kernel, kernel))
-    conv = g.conv2d(value, weight, padding=(kernel // 2, kernel // 2))
-    bias = g.add(conv, g.input("b", (rows, 1, 1)))
-    return g.build(bias), Candidate(Extension.PROLOGUE, "conv2d", conv, (conv, bias), added)
-
-
-def scaled(g, x):
-    return g.multiply(x, g.input("gate", (*g.shape(x)[:2], 1, 1)))
-
-
-def exponential(g, x):
-    return g.node(Kind.EXP, "exp", (x,), g.shape(x))
-
-
-def gate_case(channels, hidden):
-    """A squeeze-and-excite gate: two products of one pixel."""
-    g = GraphBuilder("float32")
-    x = g.input("x", (1, channels, 1, 1))
-    first = g.conv2d(x, g.input("w1", (hidden, channels, 1, 1)))
-    act = g.multiply(first, g.sigmoid(first))
-    second = g.conv2d(act, g.input("w2", (channels, hidden, 1, 1)))
-    out = g.sigmoid(second)
-    graph = g.build(out)
-    before = tuple(range(first, second - 1))
-    return graph, Candidate(Extension.ABSORBED, "conv2d", second, (second, out), before)
 
 
 @pytest.mark.parametrize("device", GPUS)

@@ -25,6 +25,7 @@ from tvm_fuse.cuda.bundle import Bundle, Draw, Image, Output, Port, Provenance, 
 from tvm_fuse.cuda.bundle_files import KERNELS_FILE, draw_parameters, measure_draw, save_bundle
 from tvm_fuse.cuda.compile import compile_cuda, parse_arch
 from tvm_fuse.cuda.launch import Launch
+from tvm_fuse.cuda.trace import TRACE_FILE, pack_trace
 from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_unfused
@@ -36,8 +37,9 @@ from tvm_fuse.relay.load import RelayModel, load_model, model_files
 from tvm_fuse.relay.partition_pass import dissolve_groups
 from tvm_fuse.relay.save import lift_constants
 from tvm_fuse.relay.target import is_cuda, resolve_target
+from tvm_fuse.relay.trace import trace_operators
 
-__all__ = ["ExportOptions", "export_file", "export_fused", "export_model"]
+__all__ = ["ExportOptions", "export_file", "export_fused", "export_model", "export_module"]
 
 
 @dataclass(frozen=True)
@@ -49,12 +51,14 @@ class ExportOptions(FuseOptions):
         is_seeded: Draw parameters like the model's from ``seed``, instead of shipping them.
         seed: Of the golden input, and of drawn parameters.
         tolerance: For every output; None takes the default of its dtype.
+        is_traced: Also keep some elements of every operator's result (``cuda.trace``).
     """
 
     archs: tuple[str, ...] = ()
     is_seeded: bool = False
     seed: int = 0
     tolerance: Tolerance | None = None
+    is_traced: bool = False
 
 
 def export_file(
@@ -120,14 +124,44 @@ def export_fused(
     progress: Progress = quietly,
 ) -> Bundle:
     """Export what `fuse_model` made of a model for the same target; see ``export_file``."""
+    return export_module(model, fused.module, fused.reference, source, folder, target, options, progress)
+
+
+def export_module(
+    model: RelayModel,
+    module: Any,
+    reference: Any,
+    source: Source,
+    folder: Path,
+    target: Any,
+    options: ExportOptions,
+    progress: Progress = quietly,
+) -> Bundle:
+    """Export any form of a model that computes what it computes.
+
+    Args:
+        model: The model: its name, its inputs, the names of its outputs.
+        module: What is built as it is: layouts decided, chains grouped or not.
+        reference: Where the golden outputs come from, unless parameters are drawn.
+        source: The model's files.
+        folder: See ``export_file``.
+        target: A ``tvm.target.Target`` for CUDA.
+        options: See ``ExportOptions``.
+        progress: Called around each step.
+
+    Returns:
+        The description of the bundle.
+
+    Raises:
+        TvmFuseError: As of ``export_file``.
+    """
     archs = _check_archs(target, options)
-    lifted, constants = lift_constants(fused.module, prefix="w", keep_scalars=True)
+    lifted, constants = lift_constants(module, prefix="w", keep_scalars=True)
     with progress("generating kernels"):
         build = build_kernels(lifted, target)
         plan = read_graph_plan(build)
     parameters = _collect_parameters(build, plan, constants)
     draws: tuple[Draw, ...] = ()
-    reference = fused.reference
     if options.is_seeded:
         draws = tuple(_measure_draw(name, array) for name, array in parameters.items())
         parameters = _draw(plan, parameters, draws, options.seed)
@@ -136,7 +170,12 @@ def export_fused(
         images, files, compiler = _compile(build.artifact.cuda_source, archs)
     inputs = make_inputs(model.inputs, options.seed)
     with progress("computing the golden outputs"):
-        outputs = _run_unfused(reference, inputs, model.outputs)
+        outputs: dict[str, Array] = {}
+        if options.is_traced:
+            outputs, probes = trace_operators(lifted, build, target, parameters, inputs, model.outputs)
+            files[TRACE_FILE] = pack_trace(probes)
+        if not (options.is_traced and options.is_seeded):  # with drawn parameters, both are the same graph
+            outputs = _run_unfused(reference, inputs, model.outputs)
     bundle = Bundle(
         model=model.name,
         provenance=Provenance(source, _versions(compiler), str(target)),

@@ -32,9 +32,6 @@ _MAJOR, _MINOR, _SM_COUNT = 75, 76, 16
 _MAX_DYNAMIC_SMEM = 8
 _CAPTURE_THREAD_LOCAL = 1
 
-#: A block gets this much shared memory without being allowed more.
-_SMEM_WITHOUT_ASKING_BYTES = 48 * 1024
-
 _POINTER_OUT = c_void_p  # the address of a result
 _ADDRESS = c_ulonglong  # device memory
 
@@ -224,7 +221,7 @@ class Device:
         """A kernel of a module, allowed the shared memory that it will get."""
         function = c_void_p()
         self._call("cuModuleGetFunction", ctypes.byref(function), module, symbol.encode(), about=symbol)
-        if smem_dynamic_bytes > _SMEM_WITHOUT_ASKING_BYTES:
+        if smem_dynamic_bytes:  # what a block gets without asking is less where the kernel declares some
             self._call("cuFuncSetAttribute", function, _MAX_DYNAMIC_SMEM, smem_dynamic_bytes, about=symbol)
         return function
 

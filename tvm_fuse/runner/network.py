@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -173,11 +173,12 @@ class Network:
 
     def outputs(self) -> dict[str, Array]:
         """Copy all outputs from the device, by name."""
-        arrays = {}
-        for port in self._bundle.outputs:
-            tensor = self._bundle.tensors[port.tensor]
-            arrays[port.name] = self._device.download(self._address(tensor), tensor.shape, tensor.dtype)
-        return arrays
+        return {port.name: self.read(port.tensor) for port in self._bundle.outputs}
+
+    def read(self, index: int) -> Array:
+        """Copy a tensor from the device: what lies in its storage now."""
+        tensor = self._bundle.tensors[index]
+        return self._device.download(self._address(tensor), tensor.shape, tensor.dtype)
 
     def poison(self) -> None:
         """Fill all memory but inputs and parameters with NaN, which a missing write leaves there."""
@@ -202,5 +203,23 @@ class Network:
             CudaError: A kernel cannot be launched, or fails.
         """
         for step in self.steps:
-            self._device.launch(step.launch)
-            self._device.synchronize(about=step.symbol)
+            self._run_step(step)
+
+    def run_operators(self) -> Iterator[int]:
+        """Launch operator by operator.
+
+        Yields:
+            The index of each in the bundle, once all that it writes is there.
+
+        Raises:
+            CudaError: A kernel cannot be launched, or fails.
+        """
+        steps = iter(self.steps)
+        for index, operator in enumerate(self._bundle.operators):
+            for _ in operator.calls:
+                self._run_step(next(steps))
+            yield index
+
+    def _run_step(self, step: Step) -> None:
+        self._device.launch(step.launch)
+        self._device.synchronize(about=step.symbol)

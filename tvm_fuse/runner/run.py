@@ -7,8 +7,8 @@ inputs and parameters is filled with NaN before, so that nothing passes by what 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from contextlib import ExitStack, closing
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -22,7 +22,7 @@ from tvm_fuse.runner.emulate import emulated
 from tvm_fuse.runner.network import Network, Step, choose_image
 from tvm_fuse.runner.report import KernelTiming, RunReport, Timing
 
-__all__ = ["EMULATOR", "RunOptions", "run_bundle"]
+__all__ = ["EMULATOR", "LoadedBundle", "RunOptions", "choose_calls", "load", "run_bundle"]
 
 #: Name of the device that is no GPU.
 EMULATOR = "emulator"
@@ -74,16 +74,10 @@ def run_bundle(folder: Path, options: RunOptions) -> RunReport:
         ParityFailed: The outputs are wrong as a CUDA graph only.
         ToolFailed: The driver refuses something; a kernel that fails is named.
     """
-    bundle = load_bundle(folder)
-    inputs, golden = load_golden(folder, bundle)
-    with ExitStack() as stack:
-        device, image, notes = _open(stack, folder, bundle, options)
-        network = stack.enter_context(closing(Network(device, bundle, image)))
-        network.set(load_parameters(folder, bundle))
-        network.set(inputs)
-        run = _Run(device, network, bundle, golden, options)
-        parity = run.check(network.run_checked)
-        measured = run.measure() if options.repeats and parity.passed else _Measured()
+    with load(folder, options) as loaded:
+        bundle, device, notes = loaded.bundle, loaded.device, list(loaded.notes)
+        parity = loaded.check(loaded.network.run_checked)
+        measured = _Run(loaded, options).measure() if options.repeats and parity.passed else _Measured()
         if options.repeats and not parity.passed:
             notes.append("nothing was measured: the outputs are wrong")
         return RunReport(
@@ -93,15 +87,66 @@ def run_bundle(folder: Path, options: RunOptions) -> RunReport:
             versions=dict(bundle.provenance.versions),
             device=device.info,
             is_emulated=options.device == EMULATOR,
-            image=KERNELS_FILE if options.device == EMULATOR else image.name,
+            image=KERNELS_FILE if options.device == EMULATOR else loaded.image.name,
             is_seeded=bundle.is_seeded,
-            memory_bytes=network.memory_bytes,
+            memory_bytes=loaded.network.memory_bytes,
             launches=bundle.launch_count,
             parity=parity,
             timings=measured.timings,
             kernels=measured.kernels,
             notes=(*notes, *measured.notes),
         )
+
+
+@dataclass(frozen=True)
+class LoadedBundle:
+    """A bundle on a device, with its golden inputs and its parameters set.
+
+    Args:
+        bundle: The bundle.
+        device: Where it is.
+        image: File with its kernels.
+        network: Its kernels and memory.
+        golden: The outputs to expect, by name.
+        notes: What a reader of its numbers should know.
+    """
+
+    bundle: Bundle
+    device: Device
+    image: Path
+    network: Network
+    golden: Mapping[str, Array]
+    notes: tuple[str, ...]
+
+    def check(self, work: Callable[[], None]) -> ParityReport:
+        """Compute all outputs from nothing, and compare each within its own tolerance."""
+        self.network.poison()
+        work()
+        got = self.network.outputs()
+        reports = [
+            compare(
+                {port.name: self.golden[port.name]}, {port.name: got[port.name]}, tolerance=port.tolerance
+            )
+            for port in self.bundle.outputs
+        ]
+        return ParityReport(tuple(row for report in reports for row in report.rows), (), (), self.bundle.seed)
+
+
+@contextmanager
+def load(folder: Path, options: RunOptions) -> Iterator[LoadedBundle]:
+    """Load a bundle; its memory is free again after the block.
+
+    Raises:
+        TvmFuseError: As of ``run_bundle``.
+    """
+    bundle = load_bundle(folder)
+    inputs, golden = load_golden(folder, bundle)
+    with ExitStack() as stack:
+        device, image, notes = _open(stack, folder, bundle, options)
+        network = stack.enter_context(closing(Network(device, bundle, image)))
+        network.set(load_parameters(folder, bundle))
+        network.set(inputs)
+        yield LoadedBundle(bundle, device, image, network, golden, tuple(notes))
 
 
 def _open(
@@ -136,26 +181,18 @@ class _Measured:
 
 @dataclass(frozen=True)
 class _Run:
-    """A network that has its inputs."""
+    """The measurements of one bundle."""
 
-    device: Device
-    network: Network
-    bundle: Bundle
-    golden: Mapping[str, Array]
+    loaded: LoadedBundle
     options: RunOptions
 
-    def check(self, work: Callable[[], None]) -> ParityReport:
-        """Compute all outputs from nothing, and compare each within its own tolerance."""
-        self.network.poison()
-        work()
-        got = self.network.outputs()
-        reports = [
-            compare(
-                {port.name: self.golden[port.name]}, {port.name: got[port.name]}, tolerance=port.tolerance
-            )
-            for port in self.bundle.outputs
-        ]
-        return ParityReport(tuple(row for report in reports for row in report.rows), (), (), self.bundle.seed)
+    @property
+    def device(self) -> Device:
+        return self.loaded.device
+
+    @property
+    def network(self) -> Network:
+        return self.loaded.network
 
     def measure(self) -> _Measured:
         """One inference, as launches and as a graph, and every launch by itself where that is asked for."""
@@ -163,7 +200,7 @@ class _Run:
         notes = []
         try:
             with self.device.captured(self.network.run) as graph:
-                if not self.check(graph).passed:
+                if not self.loaded.check(graph).passed:
                     raise ParityFailed("the outputs are right launch by launch, and wrong as a CUDA graph")
                 timings.append(self._time(graph, 1, is_graph=True))
         except CudaError as error:
@@ -194,7 +231,15 @@ class _Run:
         """Measure work that is a number of executions of something."""
         for _ in range(self.options.warmup):
             work()
-        once_s = self.device.time(work, 1)
-        calls = min(_MOST_CALLS, math.ceil(_LEAST_REPEAT_S / once_s)) if once_s > 0 else _MOST_CALLS
+        calls = choose_calls(self.device.time(work, 1))
         times_s = (self.device.time(work, calls) / executions for _ in range(self.options.repeats))
         return Timing(tuple(times_s), calls * executions, is_graph)
+
+
+def choose_calls(once_s: float) -> int:
+    """How often to do work between two events, so that their resolution does not matter.
+
+    Args:
+        once_s: Seconds that it takes once, about.
+    """
+    return min(_MOST_CALLS, math.ceil(_LEAST_REPEAT_S / once_s)) if once_s > 0 else _MOST_CALLS

@@ -218,7 +218,7 @@ def more():
 
 
 def group_names():
-    return tuple(group.name for group in record.last_report()["PartitionChains"].details)
+    return tuple(group.name for group in record.last_report()["PartitionChains"].details if group.is_layer)
 
 
 def is_anchor(kernel):

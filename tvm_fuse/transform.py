@@ -20,10 +20,11 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
 from tvm_fuse.relay.layout_pass import decide_layout
-from tvm_fuse.relay.partition_pass import partition_chains
+from tvm_fuse.relay.partition_pass import Planner, partition_chains
 from tvm_fuse.relay.recompose_pass import recompose_batch_norms
 from tvm_fuse.relay.target import resolve_target
 
@@ -85,27 +86,37 @@ def DecideLayout(target: Any) -> Any:  # noqa: N802
     return _module_pass("DecideLayout", lambda module: decide_layout(module, resolved))
 
 
-def PartitionChains() -> Any:  # noqa: N802
+def PartitionChains(options: PlanOptions | None = None, plan: Planner | None = None) -> Any:  # noqa: N802
     """Group each anchor with the elementwise operators after it, in the layouts at hand.
+
+    Args:
+        options: What to fuse, and what the target can do.
+        plan: Graph -> its plan, such as one that was saved (``core.plan_file.replay``); None plans anew.
 
     Returns:
         A TVM module pass. Each group is a primitive function, which ``relay.build`` keeps as one
         kernel; FuseOps takes the rest. On targets with a packed layout use ``FuseChains``.
     """
-    return _module_pass("PartitionChains", partition_chains)
+    return _module_pass("PartitionChains", lambda module: partition_chains(module, None, options, plan))
 
 
-def FuseChains(target: Any) -> Any:  # noqa: N802
+def FuseChains(target: Any, options: PlanOptions | None = None, plan: Planner | None = None) -> Any:  # noqa: N802
     """``DecideLayout(target)`` and then ``PartitionChains()``; earlier groups are made anew.
 
     Args:
-        target: A ``tvm.target.Target`` or target string.
+        target: A ``tvm.target.Target`` or target string; it decides what one kernel can compute.
+        options: What to fuse.
+        plan: As for ``PartitionChains``.
 
     Returns:
         A TVM module pass.
     """
     resolved = resolve_target(target)
-    return _module_pass("FuseChains", lambda module: partition_chains(decide_layout(module, resolved)))
+
+    def fuse(module: Any) -> Any:
+        return partition_chains(decide_layout(module, resolved), resolved, options, plan)
+
+    return _module_pass("FuseChains", fuse)
 
 
 def _module_pass(name: str, function: Any) -> Any:

@@ -9,8 +9,10 @@ import pytest
 
 from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.errors import InternalError
-from tvm_fuse.core.plan import FusionPlan, check_plan, plan_chains
-from tvm_fuse.core.reason import Code
+from tvm_fuse.core.graph import Graph, Kind
+from tvm_fuse.core.plan import check_plan, plan_chains
+from tvm_fuse.core.plan_options import Extension, PlanOptions
+from tvm_fuse.core.reason import Code, Reason, Stage
 
 C = 4
 ONE_BY_ONE = np.ones((C, C, 1, 1))
@@ -26,7 +28,9 @@ def names(plan):
 
 
 def codes(plan):
-    return [decision.reason and decision.reason.code for decision in plan.decisions]
+    """What was decided about layers: the code of a refusal, or None."""
+    layers = [decision for decision in plan.decisions if decision.rule == "chain"]
+    return [decision.reason and decision.reason.code for decision in layers]
 
 
 def test_two_layers():
@@ -120,7 +124,8 @@ def test_a_declined_dynamic_anchor_takes_nothing():
 
 def test_graph_without_anchors():
     g, x = start()
-    assert plan_chains(g.build(g.relu(x))) == FusionPlan((), ())
+    plan = plan_chains(g.build(g.relu(x)))
+    assert (plan.groups, [decision.reason.code for decision in plan.decisions]) == ((), [Code.OPERATOR_ALONE])
 
 
 def test_duplicated_output():
@@ -178,3 +183,137 @@ def test_inner_result_returned():
     plan = plan_chains(g.build(relu))
     with pytest.raises(InternalError, match="read outside"):
         check_plan(g.build(relu, conv), plan)
+
+
+# --- operators in no chain, and what targets can do -------------------------------------------------
+
+
+def reasons(plan):
+    """Node -> the code of why it is in no group."""
+    return {decision.node: decision.reason.code for decision in plan.decisions if not decision.applied}
+
+
+def test_opaque_operator():
+    g, x = start()
+    sort = g.other("argsort", x)
+    plan = plan_chains(g.build(sort))
+    assert reasons(plan) == {sort: Code.OPERATOR_OPAQUE}
+    assert plan.decisions[0].stage is Stage.NO_MATCH
+
+
+def squeeze_excite():
+    g, x = start()
+    gate = g.input("gate", (1, C, 1, 1))
+    scaled = g.multiply(x, gate)
+    conv = g.conv2d(scaled, ONE_BY_ONE)
+    return g.build(g.relu(conv)), scaled
+
+
+def test_scale_on_the_way_into_a_convolution():
+    graph, scaled = squeeze_excite()
+    (group,) = plan_chains(graph, PlanOptions(target="cuda")).groups
+    assert (group.name, group.prologue) == ("multiply_conv2d_relu", (scaled,))
+
+
+def test_a_target_that_cannot():
+    graph, scaled = squeeze_excite()
+    plan = plan_chains(graph, PlanOptions(target="cpu"))
+    assert names(plan) == ["conv2d_relu"]
+    assert reasons(plan) == {scaled: Code.TARGET_CANNOT_JOIN}
+
+
+def test_a_cost_model_may_refuse():
+    graph, scaled = squeeze_excite()
+    asked = []
+
+    def accept(graph, candidate):
+        asked.append(candidate)
+        return Reason(Code.FUSION_COSTS_TIME, "here", "less", "more")
+
+    plan = plan_chains(graph, PlanOptions(target="cuda", accept=accept))
+    assert names(plan) == ["conv2d_relu"]
+    assert [(one.extension, one.added) for one in asked] == [(Extension.PROLOGUE, (scaled,))]
+    (refused,) = [decision for decision in plan.decisions if not decision.applied]
+    assert (refused.stage, refused.node, refused.reason.code) == (Stage.COST, scaled, Code.FUSION_COSTS_TIME)
+
+
+def test_layers_choose_before_pools():
+    """A pool after a convolution does not take the add from it."""
+    g, x = start()
+    conv = g.conv2d(x, ONE_BY_ONE)
+    pool = g.node(Kind.POOL, "nn.max_pool2d", (x,), g.shape(x))
+    plan = plan_chains(g.build(g.add(conv, pool)))
+    assert names(plan) == ["conv2d_residual"]
+
+
+def test_elementwise_operators_together():
+    g, x = start()
+    left, right = g.relu(g.tanh(x)), g.sigmoid(x)
+    total = g.reshape(g.add(left, right), C, 16)
+    (group,) = plan_chains(g.build(total)).groups
+    assert (group.family, group.anchor, group.result) == ("elementwise", None, total)
+    assert len(group.nodes) == 5
+
+
+def test_views_alone_are_no_kernel():
+    g, x = start()
+    plan = plan_chains(g.build(g.reshape(g.expand_dims(x, 0), C, 16)))
+    assert (plan.groups, plan.decisions) == ((), ())
+
+
+@pytest.mark.parametrize(("parts", "code"), [(30, None), (31, Code.TOO_MANY_ARGUMENTS)])
+def test_too_many_arguments(parts, code):
+    g = GraphBuilder()
+    values = [g.relu(g.input(f"x{index}", (1, 2))) for index in range(parts)]
+    plan = plan_chains(g.build(g.concatenate(*values)))
+    assert len(plan.groups) == (code is None)
+    assert set(reasons(plan).values()) == ({code} if code else set())
+
+
+# --- large graphs: no recursion, and work that grows with the graph ----------------------------------
+
+
+def deep_chain(length):
+    g, x = start()
+    for index in range(length):
+        x = g.relu(x) if index % 2 else g.add(x, g.input(f"r{index}", g.shape(x)))
+    return g.build(x)
+
+
+def residual_network(blocks):
+    g, x = start()
+    for _ in range(blocks):
+        y = g.relu(g.bias_add(g.conv2d(x, ONE_BY_ONE), np.ones(C)))
+        x = g.relu(g.add(g.conv2d(y, ONE_BY_ONE), x))
+    return g.build(x)
+
+
+def dense_network(layers):
+    """Each layer reads the concatenation of all results before it, as in DenseNet."""
+    g, x = start()
+    values = [x]
+    for _ in range(layers):
+        joined = g.concatenate(*values) if len(values) > 1 else x
+        weight = np.ones((C, g.shape(joined)[1], 1, 1))
+        values.append(g.conv2d(g.relu(joined), weight))
+    return g.build(values[-1])
+
+
+@pytest.mark.parametrize(
+    ("make", "size"),
+    [(deep_chain, 1000), (residual_network, 50), (dense_network, 40)],
+    ids=["elementwise chain", "residual blocks", "DenseNet"],
+)
+def test_work_grows_with_the_graph(make, size, monkeypatch):
+    """Twice the layers: at most 2.5 times the reads of the graph, for each edge of it."""
+    reads = []
+    plain = Graph.readers
+    monkeypatch.setattr(Graph, "readers", lambda self, node: reads.append(node) or plain(self, node))
+
+    def work(graph):
+        reads.clear()
+        plan_chains(graph, PlanOptions(target="cuda"))
+        return len(reads) / (len(graph.nodes) + sum(len(node.inputs) for node in graph.nodes))
+
+    small, large = work(make(size)), work(make(2 * size))
+    assert large < 1.25 * small

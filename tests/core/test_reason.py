@@ -17,7 +17,7 @@ REASON = Reason(Code.FOLD_OVERFLOW, "conv1", "a number", "inf")
 def test_decisions():
     good, bad = applied("fold", "bn1", "into conv1"), declined("fold", "bn2", REASON)
     assert (good.stage, good.reason, good.applied) == (Stage.APPLIED, None, True)
-    assert (bad.stage, bad.reason, bad.applied) == (Stage.DECLINED, REASON, False)
+    assert (bad.stage, bad.reason, bad.applied) == (Stage.CONDITION, REASON, False)
     assert str(good) == "fold: bn1: into conv1"
     assert str(bad) == "fold: not applied: fold-overflow at conv1: wanted a number, got inf"
     assert REASON.hint == HINTS[Code.FOLD_OVERFLOW]

@@ -6,8 +6,18 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
-from tvm_fuse.core.graph import ANCHOR_KINDS, ELEMENTWISE_KINDS, Graph, Kind
+from tvm_fuse.core.capabilities import CAPABILITIES
+from tvm_fuse.core.graph import (
+    ANCHOR_KINDS,
+    ELEMENTWISE_KINDS,
+    INJECTIVE_KINDS,
+    LEAF_KINDS,
+    VIEW_KINDS,
+    Graph,
+    Kind,
+)
 from tvm_fuse.core.plan import check_plan, plan_chains
+from tvm_fuse.core.plan_options import PlanOptions
 
 pytest.importorskip("hypothesis")
 from hypothesis import example, given, settings
@@ -28,6 +38,7 @@ UNARY = {
     "exp": lambda g, a: g.elementwise("exp", a),
     "pool": lambda g, a: g.other("pool", a),
     "silu": lambda g, a: g.multiply(a, g.sigmoid(a)),
+    "there and back": lambda g, a: g.reshape(g.reshape(a, *reversed(SHAPE)), *SHAPE),
 }
 BINARY = {
     "add": lambda g, a, b: g.add(a, b),
@@ -71,38 +82,46 @@ DOWNSAMPLE = [("conv2d", 0, 0, 1), ("conv2d", 1, 0, 1), ("add", 0, 1, 1), ("relu
 
 
 @SETTINGS
-@example(DOWNSAMPLE)
-@given(STEPS)
-def test_invariants(steps):
+@example(DOWNSAMPLE, "cuda")
+@given(STEPS, st.sampled_from(sorted(CAPABILITIES)))
+def test_invariants(steps, target):
     graph = build(steps)
-    plan = plan_chains(graph)
-    check_plan(graph, plan)
-    anchors = graph.of_kind(*ANCHOR_KINDS)
-
-    # One decision an anchor, in order; a group for each that applied.
-    assert [decision.at for decision in plan.decisions] == [str(anchor) for anchor in anchors]
-    assert sum(decision.applied for decision in plan.decisions) == len(plan.groups)
-    assert all((decision.reason is None) is decision.applied for decision in plan.decisions)
-
+    plan = plan_chains(graph, PlanOptions(target=target))
+    check_plan(graph, plan, target)
     taken = [node for group in plan.groups for node in group.nodes]
     assert len(taken) == len(set(taken))
+
+    # Every operator is in one group, or one decision says why it is in none.
+    refused = [decision.node for decision in plan.decisions if not decision.applied]
+    decided = sorted(node for node in (*taken, *refused) if graph.nodes[node].kind not in VIEW_KINDS)
+    assert decided == [node.id for node in graph.nodes if node.kind not in {*LEAF_KINDS, *VIEW_KINDS}]
+    assert sum(decision.applied for decision in plan.decisions) == len(plan.groups)
+    assert all((decision.reason is None) is decision.applied for decision in plan.decisions)
     for group in plan.groups:
-        nodes = set(group.nodes)
-        kinds = {node: graph.nodes[node].kind for node in nodes}
-        assert [node for node in nodes if kinds[node] in ANCHOR_KINDS] == [group.anchor]
-        assert all(kinds[node] in ELEMENTWISE_KINDS for node in nodes - {group.anchor})
-        assert group.steps
-        assert group.end is not None
-        assert sum((step.nodes for step in group.steps), (group.anchor,)) == group.nodes
-        assert group.operators == tuple(graph.nodes[node].op for node in group.nodes)
-        inner = nodes - {group.result}
-        assert not inner.intersection(graph.outputs)
-        assert all(reader in nodes for node in inner for reader in graph.readers(node))
-        # Convex: nothing outside lies between two members.
-        outside = {source for node in nodes for source in graph.nodes[node].inputs} - nodes
-        assert not any(nodes & ancestors(graph, source) for source in outside)
-        # Every member depends on the anchor.
-        assert all(group.anchor in ancestors(graph, node) for node in nodes - {group.anchor})
+        check_group(graph, group)
+
+
+def check_group(graph, group):
+    nodes = set(group.nodes)
+    kinds = {node: graph.nodes[node].kind for node in nodes}
+    anchors = [node for node in nodes if kinds[node] in ANCHOR_KINDS]
+    assert anchors == ([] if group.anchor is None else [group.anchor])
+    assert all(kinds[node] in INJECTIVE_KINDS for node in nodes - {group.anchor})
+    assert len(nodes) > 1
+    assert group.end is not None
+    assert group.operators == tuple(graph.nodes[node].op for node in group.nodes)
+    inner = nodes - {group.result}
+    assert not inner.intersection(graph.outputs)
+    assert all(reader in nodes for node in inner for reader in graph.readers(node))
+    # Convex: nothing outside lies between two members.
+    outside = {source for node in nodes for source in graph.nodes[node].inputs} - nodes
+    assert not any(nodes & ancestors(graph, source) for source in outside)
+    if group.anchor is None:
+        return
+    after = {node for step in group.steps for node in step.nodes}
+    assert nodes == after | {group.anchor} | set(group.prologue)
+    assert all(group.anchor in ancestors(graph, node) for node in after)
+    assert set(group.prologue) <= ancestors(graph, group.anchor)
 
 
 @SETTINGS

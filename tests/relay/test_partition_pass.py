@@ -34,7 +34,8 @@ def partition(module):
     """The partitioned module, its groups' names and the codes of the anchors in no group."""
     module = partition_pass.partition_chains(module)
     outcome = record.last_report()["PartitionChains"]
-    codes = [decision.reason.code for decision in outcome.decisions if not decision.applied]
+    layers = [decision for decision in outcome.decisions if decision.rule == "chain"]
+    codes = [decision.reason.code for decision in layers if not decision.applied]
     return module, [group.name for group in outcome.details], codes
 
 

@@ -26,6 +26,7 @@ __all__ = [
     "CUDA",
     "LLVM",
     "Net",
+    "all_group_calls",
     "count_distinct_groups",
     "count_operators",
     "cuda_kernels",
@@ -181,7 +182,7 @@ def count_operators(module: Any) -> Counter:
     return names
 
 
-def group_calls(module: Any) -> list[Any]:
+def all_group_calls(module: Any) -> list[Any]:
     """The calls of function literals in ``main``, in post-order."""
     found = []
 
@@ -191,6 +192,22 @@ def group_calls(module: Any) -> list[Any]:
 
     relay.analysis.post_order_visit(module["main"].body, visit)
     return found
+
+
+def group_calls(module: Any) -> list[Any]:
+    """The calls of groups that are built around a layer, and of functions that are no groups."""
+    return [call for call in all_group_calls(module) if _has_layer(call.op)]
+
+
+def _has_layer(function: Any) -> bool:
+    names: list[str] = []
+
+    def visit(expr):
+        if isinstance(expr, relay.Call) and isinstance(expr.op, tvm.ir.Op):
+            names.append(str(expr.op.name))
+
+    relay.analysis.post_order_visit(function.body, visit)
+    return any("conv" in name or "dense" in name or "matmul" in name for name in names) or not names
 
 
 def count_distinct_groups(module: Any) -> int:

@@ -20,7 +20,16 @@ from dataclasses import dataclass
 from enum import Enum
 
 from tvm_fuse.core.activations import match_activation
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, BiasAddAttrs, ConvAttrs, Dim, Graph, Kind, Node
+from tvm_fuse.core.graph import (
+    ANCHOR_KINDS,
+    ELEMENTWISE_KINDS,
+    BiasAddAttrs,
+    ConvAttrs,
+    Dim,
+    Graph,
+    Kind,
+    Node,
+)
 from tvm_fuse.core.layout import channel_vector_shape
 from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.core.weights import output_axes
@@ -79,13 +88,14 @@ class Chain:
         return tuple(step.name for step in self.steps)
 
 
-def grow_chain(graph: Graph, anchor: int, taken: Collection[int] = ()) -> Chain:
+def grow_chain(graph: Graph, anchor: int, taken: Collection[int] = (), most: int = MOST_OPERATORS) -> Chain:
     """Collect the operators that can be computed in the anchor's kernel.
 
     Args:
         graph: The graph.
         anchor: Id of the anchor (conv2d, dense, ...).
         taken: Ids that belong to other chains.
+        most: Most operators of the chain.
 
     Returns:
         The longest chain; ``steps`` is empty when nothing can join.
@@ -93,21 +103,21 @@ def grow_chain(graph: Graph, anchor: int, taken: Collection[int] = ()) -> Chain:
     steps: list[Step] = []
     while True:
         value = steps[-1].result if steps else anchor
-        step = _next_step(graph, anchor, value, taken)
+        step = _next_step(graph, anchor, value, taken, most)
         if not isinstance(step, Reason):
             operators = 1 + sum(len(earlier.nodes) for earlier in steps) + len(step.nodes)
-            step = _check_length(graph, step, operators) or step
+            step = _check_length(graph, step.nodes[0], operators, most) or step
         if isinstance(step, Reason):
             return Chain(anchor, tuple(steps), step)
         steps.append(step)
 
 
-def _next_step(graph: Graph, anchor: int, value: int, taken: Collection[int]) -> Step | Reason:
+def _next_step(graph: Graph, anchor: int, value: int, taken: Collection[int], most: int) -> Step | Reason:
     found = match_activation(graph, value)
     if found is not None:
         nodes, kind, name = found.nodes, StepKind.ACTIVATION, found.activation
     else:
-        region = _next_region(graph, value)
+        region = _next_region(graph, value, most)
         if isinstance(region, Reason):
             return region
         nodes = region
@@ -121,7 +131,7 @@ def _next_step(graph: Graph, anchor: int, value: int, taken: Collection[int]) ->
     return Step(kind, nodes, name)
 
 
-def _next_region(graph: Graph, value: int) -> tuple[int, ...] | Reason:
+def _next_region(graph: Graph, value: int, most: int) -> tuple[int, ...] | Reason:
     """The smallest single-entry, single-exit piece of elementwise operators after ``value``.
 
     Nodes are visited in topological order; when none is left to visit, the last one visited
@@ -140,6 +150,9 @@ def _next_region(graph: Graph, value: int) -> tuple[int, ...] | Reason:
         if node.kind not in ELEMENTWISE_KINDS:
             return _reader_reason(graph, value, node)
         region.append(current)
+        too_long = _check_length(graph, region[0], 1 + len(region), most)
+        if too_long is not None:
+            return too_long
         if not pending:
             return tuple(region)
         if graph.is_output(current):
@@ -163,7 +176,8 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     if len(nodes) != 1 or node.kind not in (Kind.ADD, Kind.BIAS_ADD):
         return StepKind.ELEMENTWISE
     if isinstance(node.attrs, BiasAddAttrs):
-        along_channel = (node.attrs.axis,) == output_axes(graph.nodes[anchor])
+        center = graph.nodes[anchor]
+        along_channel = center.kind in ANCHOR_KINDS and (node.attrs.axis,) == output_axes(center)
         return StepKind.BIAS if along_channel else StepKind.ELEMENTWISE
     others = [source for source in node.inputs if source != value]
     if len(others) != 1:
@@ -179,6 +193,8 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
 def _is_channel_vector(anchor: Node, operand: Node) -> bool:
     """Whether an operand holds one number a channel of the anchor's output."""
     shape = anchor.output.shape
+    if anchor.kind not in ANCHOR_KINDS:
+        return False
     wanted: tuple[Dim, ...] | None = (1,) * (len(shape) - 1) + shape[-1:]
     if isinstance(anchor.attrs, ConvAttrs):
         wanted = channel_vector_shape(anchor.attrs.out_layout, "C", shape)
@@ -198,11 +214,10 @@ def _check_shape(graph: Graph, node: int, shape: tuple[Dim, ...]) -> Reason | No
     return Reason(Code.RESULT_SHAPE_CHANGES, str(graph.nodes[node]), wanted, str(got))
 
 
-def _check_length(graph: Graph, step: Step, operators: int) -> Reason | None:
-    if operators <= MOST_OPERATORS:
+def _check_length(graph: Graph, first: int, operators: int, most: int) -> Reason | None:
+    if operators <= most:
         return None
-    at = str(graph.nodes[step.nodes[0]])
-    return Reason(Code.CHAIN_TOO_LONG, at, f"at most {MOST_OPERATORS} operators", str(operators))
+    return Reason(Code.CHAIN_TOO_LONG, str(graph.nodes[first]), f"at most {most} operators", str(operators))
 
 
 def _check_taken(graph: Graph, node: int, taken: Collection[int]) -> Reason | None:

@@ -1,62 +1,53 @@
 """The fusion plan: which operators become one kernel, and why the others do not.
 
-Anchors are visited from the last to the first, so that of two producers of one residual add
-the later one takes it (the earlier result is in memory by then). The same graph always gives
-the same plan.
+Three rounds, each from the last operator to the first:
+
+1. Anchors and what follows them (``chain.py``). Of two producers of one residual add the later one takes it:
+   the earlier result is in memory by then.
+2. What an anchor reads, where the target can compute it on the way in (``region.py``, ``capabilities.py``).
+3. Elementwise operators and moves that are left, together.
+
+The same graph and options always give the same plan.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
-from tvm_fuse.core.chain import Chain, Step, grow_chain
+from tvm_fuse.core.capabilities import capability_of
+from tvm_fuse.core.chain import MOST_OPERATORS, Chain, grow_chain
 from tvm_fuse.core.errors import InternalError
-from tvm_fuse.core.graph import ANCHOR_KINDS, Graph, Node
-from tvm_fuse.core.plan_options import PlanOptions
-from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+from tvm_fuse.core.families import ELEMENTWISE, LAYERS, REDUCE, Family, family_of
+from tvm_fuse.core.graph import LEAF_KINDS, VIEW_KINDS, Graph, Kind, Node
+from tvm_fuse.core.group import FusionGroup, make_group
+from tvm_fuse.core.joins import find_row_join, join_gate
+from tvm_fuse.core.legality import find_fault, find_overlap
+from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
+from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
+from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, takes_no_tuple
+from tvm_fuse.core.steer import leave_out
 
 __all__ = ["FusionGroup", "FusionPlan", "check_plan", "plan_chains"]
 
 RULE = "chain"
 
-
-@dataclass(frozen=True)
-class FusionGroup:
-    """One fused kernel: some operators, of which one gives the result.
-
-    Args:
-        name: Family and steps, such as ``conv2d_bias_relu``.
-        family: What the kernel is built around, such as ``conv2d``.
-        anchor: Id of the operator whose schedule the kernel gets; None for elementwise operators alone.
-        nodes: Ids of all operators, in topological order.
-        result: Id of the one node whose value leaves the group.
-        steps: What is computed after the anchor, in order.
-        prologue: Ids of operators computed while the anchor reads its operands.
-        absorbed: Ids of earlier heavy operators computed inside this kernel.
-        end: Why the group ends where it does.
-        anchor_name: Where the anchor came from.
-        operators: The front end's names of the operators, in topological order.
-    """
-
-    name: str
-    family: str
-    anchor: int | None
-    nodes: tuple[int, ...]
-    result: int
-    steps: tuple[Step, ...]
-    prologue: tuple[int, ...] = ()
-    absorbed: tuple[int, ...] = ()
-    end: Reason | None = None
-    anchor_name: str = ""
-    operators: tuple[str, ...] = ()
+#: Not worth a decision: leaves, what only names values, and what costs no kernel.
+_SILENT_KINDS = LEAF_KINDS | VIEW_KINDS | {Kind.TUPLE, Kind.GET_ITEM}
 
 
 @dataclass(frozen=True)
 class FusionPlan:
-    """Groups in topological order of their anchors, and one decision for every anchor."""
+    """What becomes one kernel, and why.
+
+    Args:
+        groups: In topological order of their anchors (or results); disjoint.
+        decisions: One for each group and for each operator that computes and is in none, in order.
+        alone: Groups of one operator, which the user asked to leave alone: TVM must not fuse it either.
+    """
 
     groups: tuple[FusionGroup, ...]
     decisions: tuple[Decision, ...]
+    alone: tuple[FusionGroup, ...] = ()
 
 
 def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
@@ -68,69 +59,277 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
 
     Returns:
         The plan. Groups are disjoint, and only a group's last value is read outside it.
+
+    Raises:
+        UsageError: The target is none of ``CAPABILITIES``, or a pattern fits no group.
     """
-    groups: list[FusionGroup] = []
-    decisions: list[Decision] = []
-    taken: set[int] = set()
-    for anchor in reversed(graph.of_kind(*ANCHOR_KINDS)):
-        chain = grow_chain(graph, anchor.id, taken)
-        reason = _check_static(anchor) or _check_epilogue(chain)
-        if reason is not None:
-            decisions.append(declined(RULE, str(anchor), reason))
-            continue
-        group = _make_group(graph, chain)
-        taken.update(chain.nodes)
-        groups.append(group)
-        decisions.append(applied(RULE, str(anchor), f"{group.name}; ends: {chain.end}"))
-    plan = FusionPlan(tuple(reversed(groups)), tuple(reversed(decisions)))
-    check_plan(graph, plan)
+    options = options or PlanOptions()
+    planner = _Planner(graph, options)
+    chains = planner.grow_chains()
+    planner.join_rows(chains)
+    for anchor in reversed(tuple(chains)):
+        planner.group_anchor(*chains[anchor])
+    planner.join_gates()
+    for node in reversed(graph.nodes):
+        planner.group_elementwise(node)
+    groups = tuple(sorted(planner.groups, key=_position))
+    groups = tuple(replace(group, id=f"chain{index}") for index, group in enumerate(groups))
+    kept, alone, by_user = leave_out(graph, groups, options)
+    decisions = [*planner.decisions, *map(_applied, kept), *by_user]
+    decided = {decision.node for decision in decisions}.union(*(group.nodes for group in kept))
+    decisions += [planner.explain(node) for node in graph.nodes if node.id not in decided and _computes(node)]
+    plan = FusionPlan(kept, tuple(sorted(decisions, key=lambda decision: decision.node or 0)), alone)
+    check_plan(graph, plan, options.target)
     return plan
 
 
-def _make_group(graph: Graph, chain: Chain) -> FusionGroup:
-    anchor = graph.nodes[chain.anchor]
-    return FusionGroup(
-        name="_".join((anchor.kind.value, *chain.epilogue)),
-        family=anchor.kind.value,
-        anchor=anchor.id,
-        nodes=chain.nodes,
-        result=chain.result,
-        steps=chain.steps,
-        end=chain.end,
-        anchor_name=str(anchor),
-        operators=tuple(graph.nodes[node].op for node in chain.nodes),
+class _Planner:
+    """The groups so far, and why some operators are in none."""
+
+    def __init__(self, graph: Graph, options: PlanOptions) -> None:
+        self.graph, self.options = graph, options
+        self.capability = capability_of(options.target)
+        self.taken: set[int] = set()
+        self.groups: list[FusionGroup] = []
+        self.decisions: list[Decision] = []
+        self.misses: dict[int, tuple[Stage, Reason]] = {}
+
+    def grow_chains(self) -> dict[int, tuple[Family, Chain]]:
+        """Anchor -> its family and what follows it, in topological order; layers choose first."""
+        found: dict[int, tuple[Family, Chain]] = {}
+        anchors = [(node, family_of(node.kind)) for node in reversed(self.graph.nodes)]
+        for node, family in sorted(anchors, key=lambda pair: pair[1] not in LAYERS):
+            if family is None or family is ELEMENTWISE:
+                continue
+            reason = family.check(self.graph, node)
+            if reason is not None:
+                self.decline(family.rule, node, Stage.CONDITION, reason)
+                continue
+            chain = Chain(node.id, (), None)
+            if family.has_epilogue:
+                chain = grow_chain(self.graph, node.id, self.taken, self.most(MOST_OPERATORS))
+            self.taken.update(chain.nodes)
+            found[node.id] = family, chain
+        return dict(sorted(found.items()))
+
+    def group_anchor(self, family: Family, chain: Chain) -> None:
+        """Make a group of an anchor, what follows it and what can be computed on the way in."""
+        graph, anchor = self.graph, self.graph.nodes[chain.anchor]
+        prologue = self._find_prologue(family, chain)
+        if not chain.steps and not prologue:
+            reason = _without_epilogue(chain) or _alone(graph, anchor)
+            self.decline(family.rule, anchor, Stage.CONDITION, reason)
+            return
+        end = chain.end or _end_of(graph, chain.result)
+        nodes = {*chain.nodes, *prologue}
+        self._add(
+            make_group(graph, anchor.id, nodes, chain.result, chain.steps, prologue, end=end), family.rule
+        )
+
+    def join_rows(self, chains: dict[int, tuple[Family, Chain]]) -> None:
+        """Make groups of reductions with what is before, between and after them along their rows."""
+        if "normalization" not in self.capability.joined:
+            return
+        reductions = {anchor for anchor in chains if self.graph.nodes[anchor].kind is Kind.REDUCE}
+        for anchor in sorted(reductions, reverse=True):
+            if anchor not in chains:
+                continue
+            taken = self.taken - reductions.intersection(chains)
+            join = find_row_join(self.graph, self.graph.nodes[anchor], taken)
+            if isinstance(join, Reason) or len(join.nodes) > self.most(MOST_EVALUATIONS):
+                continue
+            if join.absorbed and not self._accepts(join.anchor, (join.anchor,), join.nodes):
+                continue
+            for node in join.nodes:
+                chains.pop(node, None)
+            before = tuple(n for n in join.nodes if n < anchor and n not in join.absorbed)
+            end = _end_of(self.graph, join.result)
+            self._add(
+                make_group(self.graph, anchor, join.nodes, join.result, (), before, join.absorbed, end),
+                REDUCE.rule,
+            )
+
+    def join_gates(self) -> None:
+        """Make one group of two where the second product of a gate reads the first."""
+        if "gate" not in self.capability.joined:
+            return
+        by_result = {group.result: group for group in self.groups if group.is_layer}
+        for second in [group for group in self.groups if group.is_layer]:
+            first = by_result.get(self.graph.nodes[_position(second)].inputs[0])
+            if first is None:
+                continue
+            joined = join_gate(self.graph, first, second)
+            if isinstance(joined, Reason) or len(joined.nodes) > self.most(MOST_EVALUATIONS):
+                continue
+            if self._accepts(second.anchor, second.nodes, first.nodes):
+                self.groups = [group for group in self.groups if group not in (first, second)]
+                self._add(joined, RULE)
+
+    def _accepts(self, anchor: int | None, nodes: tuple[int, ...], added: tuple[int, ...]) -> bool:
+        """Ask the cost model about an absorbed operator, and keep its reason."""
+        if self.options.accept is None or anchor is None:
+            return True
+        extra = tuple(node for node in added if node not in nodes)
+        family = self.graph.nodes[anchor].kind.value
+        reason = self.options.accept(self.graph, Candidate(Extension.ABSORBED, family, anchor, nodes, extra))
+        if reason is not None:
+            self.misses.update(dict.fromkeys(extra, (Stage.COST, reason)))
+        return reason is None
+
+    def group_elementwise(self, node: Node) -> None:
+        """Make a group of an operator that is left and of what can be computed with it."""
+        graph = self.graph
+        if not self._may_join(node, ELEMENTWISE.kinds) or not takes_no_tuple(graph, node):
+            return
+        kinds = ELEMENTWISE.kinds | {Kind.TUPLE}
+        region = find_region(
+            graph,
+            (node.id,),
+            node.inputs,
+            lambda other: self._may_join(other, kinds),
+            self.most(MOST_EVALUATIONS),
+        )
+        nodes = (*region, node.id)
+        operators = [
+            graph.nodes[member].kind for member in nodes if graph.nodes[member].kind is not Kind.TUPLE
+        ]
+        if len(operators) > 1 and not VIEW_KINDS.issuperset(operators):
+            self._add(make_group(graph, None, nodes, node.id, end=_end_of(graph, node.id)), ELEMENTWISE.rule)
+
+    def explain(self, node: Node) -> Decision:
+        """Why an operator is in no group."""
+        family = family_of(node.kind)
+        if family is None:
+            wanted = "an operator that kernels are built around or with"
+            reason = Reason(Code.OPERATOR_OPAQUE, str(node), wanted, node.op)
+            return Decision("operator", str(node), Stage.NO_MATCH, reason, node=node.id)
+        failed = family.check(self.graph, node)
+        stage, reason = self.misses.get(node.id) or (Stage.CONDITION, failed or _alone(self.graph, node))
+        return Decision(family.rule, str(node), stage, reason, node=node.id, matched=1)
+
+    def decline(self, rule: str, node: Node, stage: Stage, reason: Reason) -> None:
+        self.decisions.append(Decision(rule, str(node), stage, reason, node=node.id, matched=1))
+
+    def most(self, limit: int) -> int:
+        """The planner's own limit, or the user's where it is lower."""
+        return limit if self.options.max_ops is None else min(limit, self.options.max_ops)
+
+    def _add(self, group: FusionGroup, rule: str) -> None:
+        """Add a group, unless the target cannot pass it so many tensors."""
+        limit, graph = self.capability.most_arguments, self.graph
+        arguments = 1 + count_arguments(graph, group.nodes)
+        if arguments <= limit:
+            self.taken.update(group.nodes)
+            self.groups.append(group)
+            return
+        reason = Reason(
+            Code.TOO_MANY_ARGUMENTS, group.anchor_name, f"at most {limit} tensors", f"{arguments}"
+        )
+        self.misses.update(dict.fromkeys(group.nodes, (Stage.CONDITION, reason)))
+        if group.anchor is not None:
+            self.decline(rule, graph.nodes[group.anchor], Stage.CONDITION, reason)
+
+    def _find_prologue(self, family: Family, chain: Chain) -> tuple[int, ...]:
+        graph, anchor = self.graph, self.graph.nodes[chain.anchor]
+        entries = [anchor.inputs[index] for index in family.entries if index < len(anchor.inputs)]
+        kinds = self.capability.prologue.get(family.name, frozenset())
+        limit = self.most(MOST_EVALUATIONS if family.rule == "reduce" else MOST_OPERATORS)
+        found = find_region(graph, chain.nodes, entries, lambda node: self._may_join(node, kinds), limit)
+        if all(graph.nodes[node].kind in VIEW_KINDS for node in found):
+            self._note_target(family, anchor, entries)
+            return ()
+        if self.options.accept is not None:
+            candidate = Candidate(Extension.PROLOGUE, anchor.kind.value, anchor.id, chain.nodes, found)
+            reason = self.options.accept(graph, candidate)
+            if reason is not None:
+                self.misses.update(dict.fromkeys(found, (Stage.COST, reason)))
+                return ()
+        return found
+
+    def _note_target(self, family: Family, anchor: Node, entries: list[int]) -> None:
+        """Keep the reason for operators that another target would compute on the way into an anchor."""
+        for source in entries:
+            node = self.graph.nodes[source]
+            if self._may_join(node, ELEMENTWISE.kinds - VIEW_KINDS) and self.graph.readers(source) == (
+                anchor.id,
+            ):
+                wanted = f"a target that computes {node.op} while {anchor.op} reads it"
+                reason = Reason(Code.TARGET_CANNOT_JOIN, str(node), wanted, self.options.target)
+                self.misses[source] = Stage.CONDITION, reason
+
+    def _may_join(self, node: Node, kinds: frozenset[Kind]) -> bool:
+        if node.id in self.taken or node.kind not in kinds:
+            return False
+        return node.kind is Kind.TUPLE or ELEMENTWISE.check(self.graph, node) is None
+
+
+def check_plan(graph: Graph, plan: FusionPlan, target: str = "other") -> None:
+    """Verify a plan's promises.
+
+    Raises:
+        InternalError: A group breaks a rule of ``legality.py``.
+    """
+    groups = (*plan.groups, *plan.alone)
+    fault = find_overlap(groups) or next(
+        filter(None, (find_fault(graph, group, capability_of(target)) for group in groups)), None
     )
+    if fault is not None:
+        raise InternalError(str(fault))
 
 
-def _check_static(anchor: Node) -> Reason | None:
-    if anchor.output.is_static:
-        return None
-    return Reason(Code.CHAIN_DYNAMIC_SHAPE, str(anchor), "a static shape", str(anchor.output))
+def count_arguments(graph: Graph, nodes: tuple[int, ...]) -> int:
+    """How many tensors a kernel of these operators reads; numbers are part of its code."""
+    members = frozenset(nodes)
+    sources = {source for node in nodes for source in graph.nodes[node].inputs} - members
+    return sum(1 for source in sources if not _is_number(graph, source))
 
 
-def _check_epilogue(chain: Chain) -> Reason | None:
-    if chain.steps or chain.end is None:
-        return None
+def _is_number(graph: Graph, node: int) -> bool:
+    constant = graph.constant(node)
+    return constant is not None and constant.ndim == 0
+
+
+def _position(group: FusionGroup) -> int:
+    return group.result if group.anchor is None else group.anchor
+
+
+def _computes(node: Node) -> bool:
+    return node.kind not in _SILENT_KINDS
+
+
+def _applied(group: FusionGroup) -> Decision:
+    rule = RULE if group.is_layer else group.family
+    decision = applied(rule, group.anchor_name, f"{group.name}; ends: {group.end}")
+    return replace(decision, node=_position(group), matched=len(group.nodes))
+
+
+def _without_epilogue(chain: Chain) -> Reason | None:
     end = chain.end
-    if end.code is Code.READER_NOT_ELEMENTWISE:
+    if end is not None and end.code is Code.READER_NOT_ELEMENTWISE:
         return Reason(Code.CHAIN_NO_EPILOGUE, end.at, end.wanted, end.got)
     return end
 
 
-def check_plan(graph: Graph, plan: FusionPlan) -> None:
-    """Verify a plan's promises.
+def _end_of(graph: Graph, result: int) -> Reason:
+    """Why nothing after a result is in its group."""
+    node, readers = graph.nodes[result], sorted(set(graph.readers(result)))
+    if graph.is_output(result):
+        return Reason(Code.RESULT_RETURNED, str(node), "a value only the chain reads", "a model output")
+    if len(readers) != 1:
+        names = ", ".join(str(graph.nodes[reader]) for reader in readers)
+        return Reason(Code.RESULT_SHARED, str(node), "one reader", f"{len(readers)}: {names}")
+    reader = graph.nodes[readers[0]]
+    return Reason(Code.READER_NOT_ELEMENTWISE, str(reader), "an operator that can join", reader.op)
 
-    Raises:
-        InternalError: Two groups share an operator, or an inner result is read outside its group.
-    """
-    owner: dict[int, str] = {}
-    for group in plan.groups:
-        nodes = frozenset(group.nodes)
-        for node in nodes:
-            if node in owner:
-                raise InternalError(f"node {node} is in two groups: {owner[node]} and {group.name}")
-            owner[node] = group.name
-        for node in nodes - {group.result}:
-            outside = [reader for reader in graph.readers(node) if reader not in nodes]
-            if outside or graph.is_output(node):
-                raise InternalError(f"inner result {graph.nodes[node]} of {group.name} is read outside it")
+
+def _alone(graph: Graph, node: Node) -> Reason:
+    """Why nothing before an operator is computed with it."""
+    wanted = "an operator before it that only it reads"
+    for source in node.inputs:
+        operand = graph.nodes[source]
+        if operand.kind in LEAF_KINDS:
+            continue
+        if len(graph.readers(source)) > 1 or graph.is_output(source):
+            return Reason(Code.OPERATOR_ALONE, str(node), wanted, f"{operand}: read elsewhere, too")
+        return Reason(Code.OPERATOR_ALONE, str(node), wanted, f"{operand}: {operand.op} cannot join it")
+    return Reason(Code.OPERATOR_ALONE, str(node), wanted, "inputs of the model")

@@ -53,6 +53,13 @@ class Code(str, Enum):
     READER_NOT_ELEMENTWISE = "reader-not-elementwise"
     READER_IN_OTHER_CHAIN = "reader-in-other-chain"
     FUSION_COSTS_TIME = "fusion-costs-time"
+    REGISTERS_SPILL = "registers-spill"
+    OCCUPANCY_DROPS = "occupancy-drops"
+    OPERATOR_ALONE = "operator-alone"
+    OPERATOR_OPAQUE = "operator-opaque"
+    TOO_MANY_ARGUMENTS = "too-many-arguments"
+    TARGET_CANNOT_JOIN = "target-cannot-join"
+    LEFT_OUT_BY_USER = "left-out-by-user"
     # Kernels on CUDA
     SCHEDULE_DYNAMIC_SHAPE = "schedule-dynamic-shape"
     SCHEDULE_LIBRARY = "schedule-library"
@@ -103,6 +110,13 @@ HINTS = {
     Code.READER_NOT_ELEMENTWISE: "only elementwise operators can be computed in the anchor's kernel",
     Code.READER_IN_OTHER_CHAIN: "the operator was taken by the chain of its other operand",
     Code.FUSION_COSTS_TIME: "two kernels take less by the estimate; on a device with other peaks it may pay",
+    Code.REGISTERS_SPILL: "the rest of the chain is a kernel of its own; a shorter chain would not spill",
+    Code.OCCUPANCY_DROPS: "the rest of the chain is a kernel of its own; a shorter one keeps more warps busy",
+    Code.OPERATOR_ALONE: "no operator before it can be computed in its kernel; one kernel for one operator",
+    Code.OPERATOR_OPAQUE: "TVM computes it by itself; nothing joins it",
+    Code.TOO_MANY_ARGUMENTS: "the operators are left to TVM's FuseOps, which splits them",
+    Code.TARGET_CANNOT_JOIN: "the target's schedules cannot compute this in one kernel; cuda can do most",
+    Code.LEFT_OUT_BY_USER: "change --fuse, --only or --skip, or edit the plan file",
     Code.SCHEDULE_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
     Code.SCHEDULE_LIBRARY: "leave -libs out of the target for our schedules",
     Code.SCHEDULE_TUNER: "build outside the tuner's context for our schedules",
@@ -121,9 +135,11 @@ _MOST_LISTED = 10
 
 
 class Stage(str, Enum):
-    """How far a rule came."""
+    """How far a rule came, the least first."""
 
-    DECLINED = "declined"
+    NO_MATCH = "no-match"
+    CONDITION = "condition"
+    COST = "cost"
     APPLIED = "applied"
 
 
@@ -147,13 +163,25 @@ class Reason:
 
 @dataclass(frozen=True)
 class Decision:
-    """What one rule decided about one node; ``reason`` is None exactly when it applied."""
+    """What one rule decided about one node.
+
+    Args:
+        rule: Name of the rule.
+        at: The node, for people.
+        stage: How far the rule came.
+        reason: Why it went no further; None exactly when it applied.
+        detail: What it did.
+        node: Id of the node; None outside the fusion plan.
+        matched: How many operators fitted before the one that did not.
+    """
 
     rule: str
     at: str
     stage: Stage
     reason: Reason | None
     detail: str = ""
+    node: int | None = None
+    matched: int = 0
 
     @property
     def applied(self) -> bool:
@@ -173,7 +201,7 @@ def applied(rule: str, at: str, detail: str) -> Decision:
 
 def declined(rule: str, at: str, reason: Reason) -> Decision:
     """A rule that left a node alone, and why."""
-    return Decision(rule, at, Stage.DECLINED, reason)
+    return Decision(rule, at, Stage.CONDITION, reason)
 
 
 def refusal(title: str, reasons: Sequence[Reason]) -> ModelError:

@@ -78,5 +78,5 @@ def fuse_model(
     with progress("deciding layouts"):
         laid_out = decide_layout(folded, target)
     with progress("fusing chains"):
-        module = partition_chains(laid_out)
+        module = partition_chains(laid_out, target)
     return FusedModel(checked, laid_out, module, last_report())

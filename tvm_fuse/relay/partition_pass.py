@@ -15,49 +15,96 @@ A multiply in a chain reads its value through a ``copy``, which costs nothing in
 FoldScaleAxis also works inside primitive functions, and would scale the weights there at every
 inference (for CUDA it makes kernels that do not verify). ``dissolve_groups`` drops the copies.
 
+A value that is computed on the way into the anchor passes through one for the same reason.
+
 Partitioning a module again first dissolves the groups made before, so the pass is idempotent
 and can run again after a layout change.
 """
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Any, Callable
 
-from tvm_fuse.core.graph import Kind
-from tvm_fuse.core.plan import FusionGroup, plan_chains
+from tvm_fuse.core.graph import Graph, Kind, Node
+from tvm_fuse.core.legality import check_groups
+from tvm_fuse.core.plan import FusionGroup, FusionPlan, plan_chains
+from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Decision
+from tvm_fuse.relay.absorb import INNER_PREFIX, lower_absorbed, restore_absorbed
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.cuda_strategy import CUDA_KEY
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name, read_function
 from tvm_fuse.relay.record import PassRecord, record
 from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
+from tvm_fuse.relay.strategy import TARGET_KEY
 
-__all__ = ["dissolve_groups", "partition_chains"]
+__all__ = ["Planner", "dissolve_groups", "make_function", "partition_chains", "target_kind"]
 
 
-def partition_chains(module: Any) -> Any:
+#: Makes the plan of one function.
+Planner = Callable[[Graph], FusionPlan]
+#: Looks at the plan of one function together with that function, and returns the plan to carry out.
+Refiner = Callable[[ReadFunction, FusionPlan], FusionPlan]
+
+
+def partition_chains(
+    module: Any,
+    target: Any = None,
+    options: PlanOptions | None = None,
+    plan: Planner | None = None,
+    refine: Refiner | None = None,
+) -> Any:
     """Turn every chain of a module into a primitive function.
 
     Args:
         module: A Relay module; layouts should be final (see ``layout_pass``).
+        target: The ``tvm.target.Target`` that it will be built for; None uses nothing that only some
+            targets can do.
+        options: How to plan; its ``target`` is replaced by the kind of ``target`` where that is given.
+        plan: Makes the plan of a function from its graph, instead of ``plan_chains``; a plan that is not
+            legal is refused.
+        refine: Gets each plan before it is carried out, and may return another one, such as
+            ``registers.split_spilling_groups`` does.
 
     Returns:
         The type-inferred module; ``last_report()["PartitionChains"]`` holds the groups and a
-        decision for every anchor.
+        decision for every group and every operator in none.
+
+    Raises:
+        ModelError: ``plan`` made groups that cannot be one kernel each.
+        UsageError: A pattern of the options fits no group.
     """
+    options = options or PlanOptions()
+    if target is not None:
+        options = replace(options, target=target_kind(target))
     groups: list[FusionGroup] = []
     decisions: list[Decision] = []
 
     def rewrite(read: ReadFunction) -> Any:
-        plan = plan_chains(read.graph)
-        groups.extend(plan.groups)
-        decisions.extend(plan.decisions)
-        return rebuild_function(read, {group.result: _grouped(read, group) for group in plan.groups})
+        made = plan(read.graph) if plan is not None else plan_chains(read.graph, options)
+        made = refine(read, made) if refine is not None else made
+        kernels = (*made.groups, *made.alone)
+        check_groups(read.graph, kernels, options.target)
+        groups.extend(made.groups)
+        decisions.extend(made.decisions)
+        return rebuild_function(read, {group.result: _grouped(read, group) for group in kernels})
 
     module, changed = rewrite_functions(dissolve_groups(module), rewrite)
-    summary = f"{len(groups)} of {len(decisions)} anchors fused with what follows"
+    layers = sum(group.is_layer for group in groups)
+    anchors = sum(decision.rule == "chain" for decision in decisions)
+    summary = f"{layers} of {anchors} anchors fused with what follows"
     record(PassRecord("PartitionChains", summary, changed, tuple(decisions), tuple(groups)))
     return module
+
+
+def target_kind(target: Any) -> str:
+    """The key of ``CAPABILITIES`` for a ``tvm.target.Target``: whose schedules it gets."""
+    keys = {str(key) for key in target.keys}
+    if target.libs:
+        return "other"
+    return "cuda" if CUDA_KEY in keys else "cpu" if TARGET_KEY in keys else "other"
 
 
 def dissolve_groups(module: Any) -> Any:
@@ -77,15 +124,22 @@ def dissolve_groups(module: Any) -> Any:
 def _dissolved(function: Any, inputs: tuple[int, ...]) -> Replacement:
     def construct(new: Callable[[int], Any]) -> Any:
         arguments = [new(source) for source in inputs]
-        return relay.bind(_without_copies(function).body, dict(zip(function.params, arguments)))
+        return relay.bind(_as_it_was(function).body, dict(zip(function.params, arguments)))
 
     return construct
 
 
-def _without_copies(function: Any) -> Any:
+def _as_it_was(function: Any) -> Any:
+    """Without the copies and the inner operators that ``_make_function`` puts in."""
     read = read_function(function)
-    copies = (node for node in read.graph.of_kind(Kind.ELEMENTWISE) if node.op == "copy")
-    return rebuild_function(read, {node.id: _same_as(node.inputs[0]) for node in copies})
+    edits = {n.id: _same_as(n.inputs[0]) for n in read.graph.of_kind(Kind.ELEMENTWISE) if n.op == "copy"}
+    inner = (node for node in read.graph.nodes if node.op.startswith(INNER_PREFIX))
+    return rebuild_function(read, {**edits, **{node.id: _plain(read, node) for node in inner}})
+
+
+def _plain(read: ReadFunction, node: Node) -> Replacement:
+    call = restore_absorbed(read.expressions[node.id])
+    return lambda new: rebuild_expression(call, [new(source) for source in node.inputs])
 
 
 def _same_as(source: int) -> Replacement:
@@ -94,14 +148,14 @@ def _same_as(source: int) -> Replacement:
 
 def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
     def construct(new: Callable[[int], Any]) -> Any:
-        function, arguments = _make_function(read, group)
+        function, arguments = make_function(read, group)
         span = read.expressions[_center(group)].span
         return relay.Call(function, [new(source) for source in arguments], None, None, span)
 
     return construct
 
 
-def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[int, ...]]:
+def make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[int, ...]]:
     """The primitive function of a group and the ids of the values it is called with."""
     members = group.nodes
     inside: dict[int, Any] = {}
@@ -116,9 +170,11 @@ def _make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[i
             else:
                 param = relay.Var(f"p{len(params)}", read.expressions[source].checked_type)
                 inside[source] = params[source] = param
-        guarded = _scaled_values(read, group, node)
+        guarded = {*_scaled_values(read, group, node), *_entering_values(read, group, node)}
         operands = [relay.copy(inside[source]) if source in guarded else inside[source] for source in sources]
         inside[node] = rebuild_expression(read.expressions[node], operands)
+        if node in group.absorbed:
+            inside[node] = lower_absorbed(inside[node])
     function = relay.Function(list(params.values()), inside[group.result])
     function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
     function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
@@ -138,6 +194,19 @@ def _scaled_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[i
         return ()
     values = [source for source in graph.nodes[node].inputs if source in members]
     return tuple(v for v in values if graph.readers(v) == (node,) and _takes_scale(read.expressions[v]))
+
+
+def _entering_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[int, ...]:
+    """The operands of an anchor that are computed on the way in."""
+    if node != group.anchor:
+        return ()
+    sources = read.graph.nodes[node].inputs
+    return tuple(source for source in sources if source in group.prologue and _takes_scale_before(read, node))
+
+
+def _takes_scale_before(read: ReadFunction, node: int) -> bool:
+    """Whether FoldScaleAxis would move a multiply from before this operator onto its weights."""
+    return read.expressions[node].op.get_attr("FScaleAxisForwardRewrite") is not None
 
 
 def _takes_scale(expr: Any) -> bool:

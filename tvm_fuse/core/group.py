@@ -1,0 +1,111 @@
+"""A fused kernel as data: ids of operators of a graph, and what people call it."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable
+from dataclasses import dataclass
+
+from tvm_fuse.core.chain import Step
+from tvm_fuse.core.graph import ANCHOR_KINDS, VIEW_KINDS, Graph, Kind, Node
+from tvm_fuse.core.reason import Reason
+
+__all__ = ["FusionGroup", "make_group"]
+
+#: The name of an elementwise group lists up to so many operators.
+_MOST_NAMED = 3
+
+
+@dataclass(frozen=True)
+class FusionGroup:
+    """One fused kernel: some operators, of which one gives the result.
+
+    Args:
+        name: Family and steps, such as ``conv2d_bias_relu``.
+        family: What the kernel is built around, such as ``conv2d``.
+        anchor: Id of the operator whose schedule the kernel gets; None for elementwise operators alone.
+        nodes: Ids of all operators, in topological order.
+        result: Id of the one node whose value leaves the group.
+        steps: What is computed after the anchor, in order.
+        prologue: Ids of operators computed while the anchor reads its operands.
+        absorbed: Ids of earlier heavy operators computed inside this kernel.
+        end: Why the group ends where it does.
+        anchor_name: Where the anchor (or the last operator) came from.
+        operators: The front end's names of the operators, in topological order.
+        id: ``chain0``, ``chain1``, ... in the order of the plan.
+    """
+
+    name: str
+    family: str
+    anchor: int | None
+    nodes: tuple[int, ...]
+    result: int
+    steps: tuple[Step, ...]
+    prologue: tuple[int, ...] = ()
+    absorbed: tuple[int, ...] = ()
+    end: Reason | None = None
+    anchor_name: str = ""
+    operators: tuple[str, ...] = ()
+    id: str = ""
+
+    @property
+    def is_layer(self) -> bool:
+        """Whether it is built around a convolution or a matrix product."""
+        return self.family in _LAYERS
+
+    def __str__(self) -> str:
+        return f"{self.id} {self.name} at {self.anchor_name}".strip()
+
+
+_LAYERS = frozenset(kind.value for kind in ANCHOR_KINDS)
+
+
+def make_group(
+    graph: Graph,
+    anchor: int | None,
+    nodes: Iterable[int],
+    result: int,
+    steps: tuple[Step, ...] = (),
+    prologue: tuple[int, ...] = (),
+    absorbed: tuple[int, ...] = (),
+    end: Reason | None = None,
+) -> FusionGroup:
+    """A group with the names that follow from its operators; arguments as in ``FusionGroup``."""
+    members = tuple(sorted(nodes))
+    center = graph.nodes[result if anchor is None else anchor]
+    return FusionGroup(
+        name=_name(graph, anchor, members, steps, prologue),
+        family="elementwise" if anchor is None else center.kind.value,
+        anchor=anchor,
+        nodes=members,
+        result=result,
+        steps=steps,
+        prologue=prologue,
+        absorbed=absorbed,
+        end=end,
+        anchor_name=str(center),
+        operators=tuple(graph.nodes[node].op for node in members if graph.nodes[node].kind is not Kind.TUPLE),
+    )
+
+
+def _name(
+    graph: Graph,
+    anchor: int | None,
+    nodes: Collection[int],
+    steps: tuple[Step, ...],
+    prologue: Collection[int],
+) -> str:
+    if anchor is None:
+        return _name_elementwise([graph.nodes[node] for node in nodes])
+    before = [graph.nodes[node] for node in prologue if graph.nodes[node].kind not in VIEW_KINDS]
+    center = graph.nodes[anchor]
+    label = center.kind.value if center.kind in ANCHOR_KINDS else _label(center)
+    return "_".join((*([_name_elementwise(before)] if before else []), label, *(step.name for step in steps)))
+
+
+def _name_elementwise(nodes: Iterable[Node]) -> str:
+    labels = [_label(node) for node in nodes if node.kind is not Kind.TUPLE]
+    return "_".join(labels) if len(labels) <= _MOST_NAMED else "elementwise"
+
+
+def _label(node: Node) -> str:
+    return node.op.removeprefix("nn.").replace(".", "_")

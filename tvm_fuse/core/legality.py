@@ -1,0 +1,185 @@
+"""What must hold for a group to be one kernel with the right numbers, whoever made the group.
+
+A plan may come from a file that somebody has edited; these rules keep any plan from changing values:
+groups are disjoint, each has one result, every other value is read inside only (so no path leaves a group
+and comes back), and there is one heavy operator that everything else is computed before or after.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from tvm_fuse.core.capabilities import Capability, capability_of
+from tvm_fuse.core.errors import ModelError
+from tvm_fuse.core.families import ELEMENTWISE, Family, family_of
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, LEAF_KINDS, Graph, Kind, Node
+from tvm_fuse.core.group import FusionGroup
+from tvm_fuse.core.joins import check_join
+from tvm_fuse.core.region import MOST_EVALUATIONS, takes_no_tuple
+
+__all__ = ["Fault", "check_groups", "find_fault", "find_overlap"]
+
+
+@dataclass(frozen=True)
+class Fault:
+    """A rule that a group breaks."""
+
+    group: str
+    wanted: str
+    got: str
+
+    def __str__(self) -> str:
+        return f"group {self.group}: wanted {self.wanted}, got {self.got}"
+
+
+def check_groups(graph: Graph, groups: Iterable[FusionGroup], target: str = "other") -> None:
+    """Refuse groups that would not be one kernel each, or would change values.
+
+    Args:
+        graph: The graph they are of.
+        groups: Any groups; only ``nodes``, ``result``, ``anchor``, ``prologue`` and ``absorbed`` count.
+        target: Kind of target, a key of ``CAPABILITIES``.
+
+    Raises:
+        ModelError: With the group, what was wanted and what was there.
+    """
+    groups = tuple(groups)
+    capability = capability_of(target)
+    faults = [find_overlap(groups), *(find_fault(graph, group, capability) for group in groups)]
+    for fault in faults:
+        if fault is not None:
+            raise ModelError(
+                f"the fusion plan cannot be carried out: {fault}", "undo the edit, or plan again"
+            )
+
+
+def find_overlap(groups: Iterable[FusionGroup]) -> Fault | None:
+    """An operator that is in two groups."""
+    owner: dict[int, FusionGroup] = {}
+    for group in groups:
+        for node in group.nodes:
+            if node in owner:
+                return Fault(
+                    str(group), "operators of its own", f"node {node}, which is in two groups: {owner[node]}"
+                )
+            owner[node] = group
+    return None
+
+
+def find_fault(graph: Graph, group: FusionGroup, capability: Capability) -> Fault | None:
+    """The first rule that a group breaks; None for a sound one."""
+    reason = _check_nodes(graph, group)
+    if reason is None:
+        rule = _check_elementwise if group.anchor is None else _check_anchored
+        reason = rule(graph, group, capability)
+    return None if reason is None else Fault(str(group), *reason)
+
+
+def _check_nodes(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
+    """Known operators with static shapes, and one value that leaves."""
+    members = frozenset(group.nodes)
+    if not members or not all(0 <= node < len(graph.nodes) for node in members):
+        return "operators of the model", f"nodes {list(group.nodes)} of {len(graph.nodes)}"
+    if tuple(sorted(members)) != group.nodes:
+        return "each operator once, in order", f"nodes {list(group.nodes)}"
+    if group.result not in members or not (group.anchor is None or group.anchor in members):
+        return "an anchor and a result among its operators", f"anchor {group.anchor}, result {group.result}"
+    for node in map(graph.nodes.__getitem__, group.nodes):
+        if node.kind in LEAF_KINDS or (len(node.outputs) != 1 and node.kind is not Kind.TUPLE):
+            return "operators with one result", f"{node} ({node.op})"
+        if not all(output.is_static for output in node.outputs):
+            return "static shapes", f"{node} {node.output}"
+        if not takes_no_tuple(graph, node) or not _has_its_tuples(graph, node, members):
+            return "tensors as operands", f"a tuple that {node} reads"
+        outside = [reader for reader in graph.readers(node.id) if reader not in members]
+        if node.id != group.result and (outside or graph.is_output(node.id)):
+            read = f"node {node.id} ({node}) is read outside it"
+            return f"one value that is read outside: node {group.result}", read
+    return None
+
+
+def _has_its_tuples(graph: Graph, node: Node, members: frozenset[int]) -> bool:
+    return all(source in members for source in node.inputs if graph.nodes[source].kind is Kind.TUPLE)
+
+
+def _check_elementwise(graph: Graph, group: FusionGroup, capability: Capability) -> tuple[str, str] | None:
+    for node in map(graph.nodes.__getitem__, group.nodes):
+        if node.kind not in ELEMENTWISE.kinds and node.kind is not Kind.TUPLE:
+            return "an anchor, or elementwise operators alone", f"{node} ({node.op})"
+    if group.prologue or group.absorbed:
+        return "no prologue without an anchor", f"nodes {[*group.prologue, *group.absorbed]}"
+    return _check_evaluations(graph, group.nodes, group.result)
+
+
+def _check_anchored(graph: Graph, group: FusionGroup, capability: Capability) -> tuple[str, str] | None:
+    assert group.anchor is not None
+    anchor = graph.nodes[group.anchor]
+    family = family_of(anchor.kind)
+    if family is None or family is ELEMENTWISE:
+        return "an anchor that kernels are built around", f"{anchor} ({anchor.op})"
+    if group.absorbed or (anchor.kind is Kind.REDUCE and "normalization" in capability.joined):
+        return _check_joined(graph, group, capability)
+    after = _computed_from(graph, group.nodes, anchor.id)
+    before = tuple(node for node in group.nodes if node not in after and node != anchor.id)
+    if before != group.prologue:
+        return f"the operators before the anchor as prologue: {list(before)}", f"{list(group.prologue)}"
+    return (
+        _check_after(graph, family, anchor, sorted(after))
+        or _check_before(graph, family, anchor, before, capability)
+        or _check_evaluations(graph, sorted(after), group.result)
+    )
+
+
+def _check_joined(graph: Graph, group: FusionGroup, capability: Capability) -> tuple[str, str] | None:
+    assert group.anchor is not None
+    family = "normalization" if graph.nodes[group.anchor].kind is Kind.REDUCE else "gate"
+    if family not in capability.joined:
+        return "one heavy operator", f"also {[str(graph.nodes[node]) for node in group.absorbed]}"
+    return check_join(graph, group)
+
+
+def _computed_from(graph: Graph, nodes: tuple[int, ...], anchor: int) -> frozenset[int]:
+    after = {anchor}
+    for node in nodes:
+        if after.intersection(graph.nodes[node].inputs):
+            after.add(node)
+    return frozenset(after - {anchor})
+
+
+def _check_after(graph: Graph, family: Family, anchor: Node, after: list[int]) -> tuple[str, str] | None:
+    for node in map(graph.nodes.__getitem__, after):
+        if not family.has_epilogue or node.kind not in ELEMENTWISE_KINDS:
+            return f"elementwise operators after {anchor.op}", f"{node} ({node.op})"
+        if node.output.shape != anchor.output.shape:
+            return f"results of the shape of {anchor}: {anchor.output}", f"{node} {node.output}"
+    return None
+
+
+def _check_before(
+    graph: Graph, family: Family, anchor: Node, before: tuple[int, ...], capability: Capability
+) -> tuple[str, str] | None:
+    kinds, members = capability.prologue.get(family.name, frozenset()), frozenset(before)
+    for node in map(graph.nodes.__getitem__, before):
+        if node.kind not in kinds and node.kind is not Kind.TUPLE:
+            return f"operators before {anchor.op} that the target can compute with it", f"{node} ({node.op})"
+    for index, source in enumerate(anchor.inputs):
+        if source in members and index not in family.entries:
+            return f"{anchor.op} to read operand {index} from memory", str(graph.nodes[source])
+    reached = {anchor.id}
+    for node_id in reversed(before):
+        if reached.isdisjoint(graph.readers(node_id)):
+            return f"operators before or after {anchor}", f"{graph.nodes[node_id]}, which is beside it"
+        reached.add(node_id)
+    return None
+
+
+def _check_evaluations(graph: Graph, nodes: Iterable[int], result: int) -> tuple[str, str] | None:
+    """TVM computes an operator again for each reader: the code must not explode."""
+    evaluations = {result: 1}
+    for node in sorted(nodes, reverse=True):
+        evaluations.setdefault(node, sum(evaluations.get(reader, 0) for reader in graph.readers(node)))
+    total = sum(evaluations.values())
+    if total <= MOST_EVALUATIONS:
+        return None
+    return f"at most {MOST_EVALUATIONS} evaluations of operators for an element", str(total)

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 
 from tests.support.graphs import GraphBuilder, apply_folds, random_norm
 from tests.support.numerics import evaluate, max_error
 from tvm_fuse.core.edit import Direction
+from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import Kind
-from tvm_fuse.core.rounds import MOST_ROUNDS, plan_round
+from tvm_fuse.core.rounds import count_rounds, plan_round
 
 C = 4
 RNG = np.random.default_rng(0)
@@ -21,14 +23,14 @@ def conv(g, x, **attrs):
 def fold(graph):
     """Rounds to the end; returns the last graph, the directions in order, and what is left."""
     directions = []
-    for _ in range(MOST_ROUNDS):
+    for _ in count_rounds(len(graph.nodes)):
         planned = plan_round(graph)
         if not planned.edits:
-            return graph, directions, planned.left
+            break
         assert len(planned.applied) == len(planned.edits)
         directions.append([edit.direction for edit in planned.edits])
         graph = apply_folds(graph, (*planned.folds, *planned.runs))
-    raise AssertionError("no end")
+    return graph, directions, planned.left
 
 
 def test_pieces_after_a_layer_go_before_a_batch_norm_before_it():
@@ -54,14 +56,22 @@ def test_what_needs_no_order_goes_in_one_round():
     assert directions == [[Direction.BEFORE, Direction.BEFORE]]
 
 
-def test_a_row_takes_a_round_each_and_ends():
+@pytest.mark.parametrize("length", [5, 80])
+def test_a_row_takes_a_round_each_and_ends(length):
     g = GraphBuilder()
     y = conv(g, g.input("x", (1, C, 5, 5)))
-    for seed in range(5):
+    for seed in range(length):
         y = g.norm(y, random_norm(C, seed))
     folded, directions, left = fold(g.build(y))
-    assert [len(round) for round in directions] == [1] * 5
+    assert [len(round) for round in directions] == [1] * length
     assert (folded.of_kind(Kind.BATCH_NORM), left) == ((), ())
+
+
+def test_rounds_without_an_end_are_a_bug_that_is_told():
+    rounds = count_rounds(2)
+    assert [next(rounds) for _ in range(3)] == [0, 1, 2]
+    with pytest.raises(InternalError, match="folding does not end: 3 rounds for 2 operators"):
+        next(rounds)
 
 
 def test_nothing_to_do():

@@ -14,7 +14,7 @@ from tvm_fuse.core.affine import AffineRecord
 from tvm_fuse.core.fold import RULE, FoldRecord
 from tvm_fuse.core.graph import Graph, Kind
 from tvm_fuse.core.reason import Code, Decision, Reason, declined
-from tvm_fuse.core.rounds import MOST_ROUNDS, plan_round
+from tvm_fuse.core.rounds import count_rounds, plan_round
 from tvm_fuse.onnx.graph import read_graph
 from tvm_fuse.onnx.parts import Parts, put_together, take_apart
 from tvm_fuse.onnx.read import OnnxModel
@@ -65,7 +65,7 @@ def fold_parts(parts: Parts) -> FoldedModel:
     folds: list[FoldRecord] = []
     runs: list[AffineRecord] = []
     done: list[Decision] = []
-    for _ in range(MOST_ROUNDS):
+    for _ in count_rounds(len(parts.structure.graph.node)):
         read = read_graph(parts)
         planned = plan_round(read.graph)
         if not planned.edits:

@@ -31,7 +31,7 @@ from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.fold import RULE
 from tvm_fuse.core.graph import Kind, Node
 from tvm_fuse.core.reason import Decision, Reason, applied, declined, refusal
-from tvm_fuse.core.rounds import MOST_ROUNDS, plan_round
+from tvm_fuse.core.rounds import count_rounds, plan_round
 from tvm_fuse.core.statistics import collect_warnings
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_constants
@@ -56,9 +56,9 @@ def fold_batch_norms(module: Any) -> Any:
         as operators are recovered first (``recompose_batch_norms``).
     """
     module = fold_constants(_name_batch_norms(recompose_batch_norms(module, again=True)))
-    warnings = _collect_warnings(module)
+    warnings, operators = _inspect(module)
     norms, runs = _Outcome(), _Outcome()
-    for _ in range(MOST_ROUNDS):
+    for _ in count_rounds(operators):
         module, changed = _fold_round(module, norms, runs)
         if not changed:
             break
@@ -70,15 +70,18 @@ def fold_batch_norms(module: Any) -> Any:
     return module
 
 
-def _collect_warnings(module: Any) -> tuple[Reason, ...]:
+def _inspect(module: Any) -> tuple[tuple[Reason, ...], int]:
+    """Warnings about the batch norms of a module, and the number of its operators and constants."""
     warnings: list[Reason] = []
+    sizes: list[int] = []
 
-    def collect(read: ReadFunction) -> Any:
+    def inspect(read: ReadFunction) -> Any:
         warnings.extend(collect_warnings(read.graph))
+        sizes.append(len(read.graph.nodes))
         return read.function
 
-    rewrite_functions(module, collect)
-    return tuple(warnings)
+    rewrite_functions(module, inspect)
+    return tuple(warnings), sum(sizes)
 
 
 @dataclass

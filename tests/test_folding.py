@@ -215,6 +215,18 @@ def test_a_model_with_nothing_to_fold_is_saved_with_a_manifest(fold):
     assert (report.manifest.batch_norms, report.manifest.outputs) == ((), ("y",))
 
 
+def test_the_file_is_parsed_once(save, tmp_path, monkeypatch):
+    """What lies beside it is known from that: no parse of gigabytes only to list files."""
+    path = save(net(), save_as_external_data=True, location="given.data", size_threshold=0)
+    loads, right = [], onnx.load
+    monkeypatch.setattr(onnx, "load", lambda *args, **options: loads.append(args) or right(*args, **options))
+    report = fold_file(path, tmp_path / "out.onnx")
+    assert loads == [(str(path),)]
+    assert report.manifest.source == folding.Source(
+        path.name, folding.hash_files([path, path.with_name("given.data")])
+    )
+
+
 def test_data_beside_the_model(save, tmp_path, monkeypatch):
     """As for a model of more than 2 GB."""
     monkeypatch.setattr(folding, "save_onnx", lambda model, path: save_onnx(model, path, largest_file=100))

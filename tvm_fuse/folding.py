@@ -35,7 +35,7 @@ from tvm_fuse.onnx.epsilon import set_epsilons
 from tvm_fuse.onnx.fold import FoldedModel, fold_parts
 from tvm_fuse.onnx.graph import read_graph
 from tvm_fuse.onnx.load import load_onnx
-from tvm_fuse.onnx.manifest import external_files, find_manifest, with_manifest
+from tvm_fuse.onnx.manifest import find_manifest, with_manifest
 from tvm_fuse.onnx.parts import Parts, put_together, take_apart
 from tvm_fuse.onnx.prune import remove_dead
 from tvm_fuse.onnx.read import OnnxModel
@@ -104,7 +104,7 @@ def fold_file(
         raise UsageError("--params is for Relay modules; an ONNX model has its parameters inside")
     with progress("reading the model"):
         model = load_onnx(path)
-    _refuse_overwriting([path, *external_files(path)], [output, data_file(output)])
+    _refuse_overwriting(model.files, [output, data_file(output)])
     with progress("folding"):
         folded, report = fold_onnx_model(model, options)
     with progress("saving"):
@@ -142,7 +142,7 @@ def fold_onnx_model(model: OnnxModel, options: FoldOptions) -> tuple[FoldedModel
     folded = fold_parts(parts)
     report = _report(
         model.path.stem,
-        Source(model.path.name, hash_files([model.path, *external_files(model.path)])),
+        Source(model.path.name, hash_files(model.files)),
         {},
         _Outcome(checks, warnings, folded.folds, folded.affine_folds, folded.decisions),
         model.outputs,

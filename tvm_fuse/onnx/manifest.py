@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,6 +11,7 @@ from google.protobuf.message import DecodeError
 
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.manifest import METADATA_KEY, Manifest, from_json, to_json
+from tvm_fuse.onnx import read
 from tvm_fuse.onnx.parts import Parts
 
 __all__ = ["external_files", "find_manifest", "load_manifest", "with_manifest"]
@@ -66,15 +66,4 @@ def external_files(path: Path) -> list[Path]:
         model = onnx.load(str(path), format="protobuf", load_external_data=False)
     except (DecodeError, ValueError, TypeError, OSError):
         return []
-    entries = (entry for tensor in _tensors(model.graph) for entry in tensor.external_data)
-    names = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
-    return [path.parent / name for name in names]
-
-
-def _tensors(graph: Any) -> Iterator[Any]:
-    """All constants of a graph, those of its nodes and of their subgraphs among them."""
-    yield from graph.initializer
-    for node in graph.node:
-        for entry in node.attribute:
-            yield from (entry.t, *entry.tensors)
-            yield from _tensors(entry.g)
+    return read.external_files(model, path.parent)

@@ -65,6 +65,7 @@ class OnnxModel:
 
     Args:
         path: The file.
+        files: It, and those beside it that hold its large tensors, in the order they are met.
         proto: The model; every node has a unique name.
         opset: Version of the default operator set.
         inputs: Inputs that a caller must supply (initializers are not among them).
@@ -73,6 +74,7 @@ class OnnxModel:
     """
 
     path: Path
+    files: tuple[Path, ...]
     proto: Any = field(compare=False, repr=False)
     opset: int
     inputs: tuple[TensorSpec, ...]
@@ -93,7 +95,7 @@ def read_onnx(path: Path) -> OnnxModel:
         UsageError: There is no such file.
         ModelError: It is not a valid ONNX model, has an unsupported opset, or is in training mode.
     """
-    proto = _load(path)
+    proto, data_files = _load(path)
     opset = _default_opset(path, proto)
     _check(path, proto)
     _name_nodes(proto.graph)
@@ -102,14 +104,18 @@ def read_onnx(path: Path) -> OnnxModel:
     _refuse_unknown_domains(path, proto.graph)
     _refuse_training_mode(path, proto.graph)
     epsilon = {node.name: _read_epsilon(node) for node in _batch_norms(_live_nodes(proto.graph))}
-    return OnnxModel(path, proto, opset, inputs, tuple(value.name for value in proto.graph.output), epsilon)
+    outputs = tuple(value.name for value in proto.graph.output)
+    return OnnxModel(path, (path, *data_files), proto, opset, inputs, outputs, epsilon)
 
 
-def _load(path: Path) -> Any:
+def _load(path: Path) -> tuple[Any, list[Path]]:
+    """The model with all data inside, and the files that some of it was in."""
     if not path.is_file():
         raise UsageError(f"no such file: {path}")
     try:
-        proto = onnx.load(str(path), format="protobuf")
+        proto = onnx.load(str(path), format="protobuf", load_external_data=False)
+        data_files = external_files(proto, path.parent)
+        onnx.load_external_data_for_model(proto, str(path.absolute().parent))
     except (DecodeError, ValueError, TypeError) as error:
         raise ModelError(f"{path} is not an ONNX file: {error}", "is the file complete?") from error
     except (OSError, checker.ValidationError) as error:
@@ -119,7 +125,23 @@ def _load(path: Path) -> Any:
     }.items():  # fmt: skip
         if not found:
             raise ModelError(f"{path} is not an ONNX model: it has no {part}", "is the file complete?")
-    return proto
+    return proto, data_files
+
+
+def external_files(model: Any, folder: Path) -> list[Path]:
+    """The files in a model's folder that hold some of its tensors, in the order they are met."""
+    entries = (entry for tensor in _tensors(model.graph) for entry in tensor.external_data)
+    names = dict.fromkeys(entry.value for entry in entries if entry.key == "location")
+    return [folder / name for name in names]
+
+
+def _tensors(graph: Any) -> Iterator[Any]:
+    """All constants of a graph, those of its nodes and of their subgraphs among them."""
+    yield from graph.initializer
+    for node in graph.node:
+        for entry in node.attribute:
+            yield from (entry.t, *entry.tensors)
+            yield from _tensors(entry.g)
 
 
 def _default_opset(path: Path, proto: Any) -> int:

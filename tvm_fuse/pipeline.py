@@ -12,7 +12,7 @@ from typing import Any
 
 from tvm_fuse import __version__
 from tvm_fuse.core.errors import ParityFailed
-from tvm_fuse.core.parity import ParityReport, Tolerance
+from tvm_fuse.core.parity import ParityReport, ToleranceChoice
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.places import AUTO, Job, Pair, build_pair, choose_runner
 from tvm_fuse.progress import Progress, quietly
@@ -39,7 +39,7 @@ class Options(FuseOptions):
         checked: On the emulator, look at every access to memory.
     """
 
-    tolerance: Tolerance | None = None
+    tolerance: ToleranceChoice = None
     seed: int = 0
     parity: bool = True
     latency: bool = True

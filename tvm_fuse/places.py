@@ -14,7 +14,7 @@ from typing import Any, Protocol
 from tvm_fuse.core.errors import MissingDependency, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import Source
-from tvm_fuse.core.parity import ParityReport, Tolerance, compare
+from tvm_fuse.core.parity import ParityReport, ToleranceChoice, compare
 from tvm_fuse.cuda.compile import parse_arch
 from tvm_fuse.cuda.emulator.compiler import find_compiler
 from tvm_fuse.progress import Progress
@@ -66,7 +66,7 @@ class Job:
     model: RelayModel
     fused: FusedModel
     pair: Pair
-    tolerance: Tolerance | None
+    tolerance: ToleranceChoice
     seed: int
     latency: bool
     progress: Progress

@@ -13,7 +13,7 @@ from tvm_fuse.core.errors import ModelError, ToolFailed, UsageError
 from tvm_fuse.core.graph import digest
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import FoldedNorm, FoldedRun, Manifest, first_difference, hash_files, read_folder
-from tvm_fuse.core.parity import Tolerance, compare
+from tvm_fuse.core.parity import ToleranceChoice, compare
 from tvm_fuse.folding import FoldOptions, fold_onnx_model
 from tvm_fuse.onnx.epsilon import set_epsilons
 from tvm_fuse.onnx.load import load_onnx
@@ -51,7 +51,7 @@ def verify(
     *,
     shapes: Mapping[str, tuple[int, ...]],
     params: Path | None = None,
-    tolerance: Tolerance | None = None,
+    tolerance: ToleranceChoice = None,
     seed: int = 0,
 ) -> Verification:
     """Check a folded model against the model it was made from.

@@ -342,6 +342,13 @@ def test_a_failed_parity_is_1_and_everything_is_written(run, here):
     assert (row["tolerance"]["atol"], row["tolerance"]["rtol"], row["needed"]) == (0, 0, "inf")
 
 
+def test_an_atol_alone_leaves_the_rtol_of_the_dtype(run):
+    half = run(net(dtype=np.float16), "--atol", "0.5", "--json")[1]
+    single = run(net(), "--atol", "0.5", "--json")[1]
+    tolerances = [json.loads(out)["parity"]["rows"][0]["tolerance"] for out in (half, single)]
+    assert [(row["atol"], row["rtol"]) for row in tolerances] == [(0.5, 1e-2), (0.5, 1e-5)]
+
+
 def test_the_seed_is_used_and_reported(run):
     documents = [json.loads(run(net(), "--json", "--seed", seed)[1]) for seed in ("0", "5")]
     assert [document["parity"]["seed"] for document in documents] == [0, 5]

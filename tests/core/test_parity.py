@@ -7,7 +7,14 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tvm_fuse.core.parity import TOLERANCES, Tolerance, compare, default_tolerance
+from tvm_fuse.core.parity import (
+    TOLERANCES,
+    GivenTolerance,
+    Tolerance,
+    choose_tolerance,
+    compare,
+    default_tolerance,
+)
 
 INF, NAN = float("inf"), float("nan")
 pytestmark = pytest.mark.filterwarnings("error")
@@ -18,6 +25,34 @@ def row(reference, candidate, **options):
     (only,) = report.rows
     assert report.passed is only.passed
     return only
+
+
+WHOLE = Tolerance(0.5, 0.25, "by hand")
+
+
+@pytest.mark.parametrize(
+    ("choice", "dtype", "atol", "rtol", "why"),
+    [
+        (None, "float16", 1e-2, 1e-2, "float16: "),
+        (GivenTolerance(), "float32", 1e-5, 1e-5, "float32: "),
+        (WHOLE, "int32", 0.5, 0.25, "by hand"),
+        (GivenTolerance(atol=1e-3), "float16", 1e-3, 1e-2, "given; rtol of float16: "),
+        (GivenTolerance(rtol=0.0), "float16", 1e-2, 0.0, "given; atol of float16: "),
+        (GivenTolerance(atol=1e-3), "int64", 1e-3, 0.0, "given; rtol of exact dtype"),
+        (GivenTolerance(0.0, 0.5), "float32", 0.0, 0.5, "given"),
+    ],
+)
+def test_what_is_not_given_is_the_default_of_the_dtype(choice, dtype, atol, rtol, why):
+    chosen = choose_tolerance(choice, dtype)
+    assert (chosen.atol, chosen.rtol) == (atol, rtol)
+    assert chosen.why.startswith(why)
+
+
+def test_each_output_has_its_own_half_of_a_given_tolerance():
+    outputs = {"half": np.ones(2, "float16"), "single": np.ones(2, "float32")}
+    moved = {name: array + np.asarray(0.004, array.dtype) for name, array in outputs.items()}
+    report = compare(outputs, moved, tolerance=GivenTolerance(atol=0.0))
+    assert [row.passed for row in report.rows] == [True, False]
 
 
 PAIRS = [

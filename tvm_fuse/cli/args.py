@@ -251,7 +251,7 @@ def _add_parity(parser: Any) -> None:
             name,
             type=_argument(_parse_tolerance),
             metavar="X",
-            help=f"{kind} tolerance of parity, for all outputs (default: 1e-5 for float32)",
+            help=f"{kind} tolerance of parity, for all outputs (default: by dtype, 1e-5 for float32)",
         )
     parser.add_argument(
         "--seed",

@@ -14,7 +14,7 @@ from tvm_fuse.cli.args import to_mapping
 from tvm_fuse.cli.progress import show_progress
 from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
-from tvm_fuse.core.parity import TOLERANCES, Tolerance
+from tvm_fuse.core.parity import GivenTolerance
 from tvm_fuse.epsilon_config import read_epsilon_config
 
 __all__ = ["run_doctor", "run_export", "run_fold", "run_kernels", "run_manifest", "run_run", "run_verify"]
@@ -171,13 +171,8 @@ def _epsilon_config(args: argparse.Namespace) -> EpsilonConfig:
     return read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
 
 
-def _tolerance(args: argparse.Namespace) -> Tolerance | None:
-    if args.atol is None and args.rtol is None:
-        return None
-    default = TOLERANCES["float32"]
-    atol = default.atol if args.atol is None else args.atol
-    rtol = default.rtol if args.rtol is None else args.rtol
-    return Tolerance(atol, rtol, "given on the command line")
+def _tolerance(args: argparse.Namespace) -> GivenTolerance:
+    return GivenTolerance(args.atol, args.rtol)
 
 
 def _is_compiled(compiled: Any) -> bool:

@@ -11,12 +11,23 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Union
 
 import numpy as np
 
 from tvm_fuse.core.graph import Array
 
-__all__ = ["TOLERANCES", "ParityReport", "ParityRow", "Tolerance", "compare", "default_tolerance"]
+__all__ = [
+    "TOLERANCES",
+    "GivenTolerance",
+    "ParityReport",
+    "ParityRow",
+    "Tolerance",
+    "ToleranceChoice",
+    "choose_tolerance",
+    "compare",
+    "default_tolerance",
+]
 
 
 @dataclass(frozen=True)
@@ -32,6 +43,17 @@ class Tolerance:
         return Tolerance(self.atol * factor, self.rtol * factor, f"{self.why} x {factor:g}")
 
 
+@dataclass(frozen=True)
+class GivenTolerance:
+    """What a user says of a tolerance; what is None is the default of each output's dtype."""
+
+    atol: float | None = None
+    rtol: float | None = None
+
+
+#: For all outputs, in part or whole; None: the default of each output's dtype.
+ToleranceChoice = Union[Tolerance, GivenTolerance, None]
+
 #: Default tolerance by dtype of the output.
 TOLERANCES = {
     "float64": Tolerance(1e-5, 1e-5, "float32 arithmetic inside"),
@@ -43,6 +65,19 @@ TOLERANCES = {
 def default_tolerance(dtype: str) -> Tolerance:
     """The tolerance for an output's dtype; integers and booleans must be equal."""
     return TOLERANCES.get(dtype, Tolerance(0.0, 0.0, "exact dtype"))
+
+
+def choose_tolerance(choice: ToleranceChoice, dtype: str) -> Tolerance:
+    """The tolerance for an output of a dtype."""
+    if isinstance(choice, Tolerance):
+        return choice
+    default = default_tolerance(dtype)
+    if choice is None or choice == GivenTolerance():
+        return default
+    atol = default.atol if choice.atol is None else choice.atol
+    rtol = default.rtol if choice.rtol is None else choice.rtol
+    left_out = "atol" if choice.atol is None else "rtol" if choice.rtol is None else ""
+    return Tolerance(atol, rtol, f"given; {left_out} of {default.why}" if left_out else "given")
 
 
 @dataclass(frozen=True)
@@ -115,7 +150,7 @@ def compare(
     reference: Mapping[str, Array],
     candidate: Mapping[str, Array],
     *,
-    tolerance: Tolerance | None = None,
+    tolerance: ToleranceChoice = None,
     seed: int = 0,
 ) -> ParityReport:
     """Compare named outputs.
@@ -123,7 +158,7 @@ def compare(
     Args:
         reference: Output name -> array of the unfused model.
         candidate: Output name -> array of the fused model.
-        tolerance: For every output; None takes the default of each output's dtype.
+        tolerance: See ``ToleranceChoice``.
         seed: Seed of the inputs, for the report.
 
     Returns:
@@ -137,9 +172,9 @@ def compare(
     return ParityReport(rows, missing, extra, seed)
 
 
-def _compare_one(name: str, ref: Array, got: Array, tolerance: Tolerance | None) -> ParityRow:
+def _compare_one(name: str, ref: Array, got: Array, choice: ToleranceChoice) -> ParityRow:
     ref, got = np.asarray(ref), np.asarray(got)
-    tolerance = tolerance or default_tolerance(str(ref.dtype))
+    tolerance = choose_tolerance(choice, str(ref.dtype))
     problem = _problem(ref, got)
     if problem:
         return _incomparable(name, ref, tolerance, problem)

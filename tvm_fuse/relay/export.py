@@ -20,7 +20,7 @@ from tvm_fuse.core.dtypes import Array
 from tvm_fuse.core.errors import InternalError, ModelError, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import Source, hash_files
-from tvm_fuse.core.parity import Tolerance, default_tolerance
+from tvm_fuse.core.parity import ToleranceChoice, choose_tolerance
 from tvm_fuse.cuda.bundle import Bundle, Draw, Image, Output, Port, Provenance, Tensor
 from tvm_fuse.cuda.bundle_files import KERNELS_FILE, draw_parameters, measure_draw, save_bundle
 from tvm_fuse.cuda.compile import compile_cuda, parse_arch
@@ -57,7 +57,7 @@ class ExportOptions(FuseOptions):
     archs: tuple[str, ...] = ()
     is_seeded: bool = False
     seed: int = 0
-    tolerance: Tolerance | None = None
+    tolerance: ToleranceChoice = None
     is_traced: bool = False
 
 
@@ -246,11 +246,11 @@ def _used_kernels(build: KernelBuild, plan: GraphPlan) -> tuple[Launch, ...]:
     return tuple(launches[symbol] for symbol in used)
 
 
-def _make_outputs(plan: GraphPlan, names: tuple[str, ...], tolerance: Tolerance | None) -> tuple[Output, ...]:
+def _make_outputs(plan: GraphPlan, names: tuple[str, ...], tolerance: ToleranceChoice) -> tuple[Output, ...]:
     if len(names) != len(plan.outputs):
         raise InternalError(f"the model has {len(names)} outputs, its build {len(plan.outputs)}")
     return tuple(
-        Output(name, tensor, tolerance or default_tolerance(plan.tensors[tensor].dtype))
+        Output(name, tensor, choose_tolerance(tolerance, plan.tensors[tensor].dtype))
         for name, tensor in zip(names, plan.outputs)
     )
 

@@ -12,7 +12,7 @@ from tvm_fuse.core.errors import ModelError, ToolFailed, UsageError
 from tvm_fuse.core.graph import digest
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import read_folder
-from tvm_fuse.core.parity import Tolerance, compare
+from tvm_fuse.core.parity import ToleranceChoice, compare
 from tvm_fuse.folding import FoldOptions, fold_relay_model
 from tvm_fuse.relay.audit import check_model
 from tvm_fuse.relay.base import tvm
@@ -35,7 +35,7 @@ def verify_folder(
     *,
     shapes: Mapping[str, tuple[int, ...]],
     params: Path | None,
-    tolerance: Tolerance | None,
+    tolerance: ToleranceChoice,
     seed: int,
 ) -> Verification:
     """``tvm_fuse.verify.verify`` for the folder of a Relay module; both models run unfused on this CPU."""

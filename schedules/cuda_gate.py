@@ -46,9 +46,12 @@ def find_gate(output: Any) -> tuple[Any, Any] | None:
         The sums of the first product and those of the second; None when the group is something else.
     """
     sums = [op.output(0) for op in computations(output) if op.reduce_axis]
-    if len(sums) != 2 or len(_hidden(*sums)) != 1:
+    hidden = _hidden(*sums) if len(sums) == 2 else []
+    if len(hidden) != 1 or not all(map(_is_vector, (*sums, *hidden, output))):
         return None
-    return (sums[0], sums[1]) if all(map(_is_vector, (*sums, output))) else None
+    first, second = sums
+    keeps_size = _size(first.shape) == _size(hidden[0].shape) and _size(second.shape) == _size(output.shape)
+    return (first, second) if keeps_size else None
 
 
 def schedule_gate(output: Any, gate: tuple[Any, Any]) -> te.Schedule:

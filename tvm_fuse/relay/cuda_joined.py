@@ -27,6 +27,10 @@ _POOLS = (
 )
 
 
+#: With fewer results a reduction over any axes gets more than one thread for each.
+_FEW_RESULTS = 1024
+
+
 def register_joined_schedules(key: str) -> None:
     """Register a strategy for every reduction.
 
@@ -70,12 +74,20 @@ def joined_strategy(name: str, attrs: Any, inputs: Any, out_type: Any) -> Any:
 def _strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
     from tvm_fuse.relay.cuda_strategy import strategy_of_tvm
 
-    theirs = strategy_of_tvm(name, attrs, inputs, out_type, target)
+    is_ours = name in _POOLS or _has_warp_reduction(name, attrs, inputs, out_type)
+    theirs = strategy_of_tvm(name, attrs, inputs, out_type, target, always=not is_ours)
     return theirs or joined_strategy(name, attrs, inputs, out_type)
 
 
+def _has_warp_reduction(name: str, attrs: Any, inputs: Any, out_type: Any) -> bool:
+    """Whether our schedules fit; for a softmax over another axis, or of another dtype, TVM's are better."""
+    dtypes = {str(tensor.dtype) for tensor in (*inputs, out_type)}
+    in_rows = name not in _SOFTMAX or _lies_in_rows(name, attrs, inputs, out_type)
+    return in_rows and dtypes <= {"float32", "int32"}
+
+
 def _lies_in_rows(name: str, attrs: Any, inputs: Any, out_type: Any) -> bool:
-    """Whether what is reduced lies next to each other in memory."""
+    """Whether the threads of a row work on one result together: what they read lies together, or few do."""
     rank = len(inputs[0].shape)
     if name in _SOFTMAX:
         return int(attrs.axis) % rank == rank - 1
@@ -83,7 +95,8 @@ def _lies_in_rows(name: str, attrs: Any, inputs: Any, out_type: Any) -> bool:
         return str(attrs.layout) == "NCHW" and [int(dim) for dim in out_type.shape[2:]] == [1, 1]
     if name in _REDUCTIONS:
         axes = range(rank) if attrs.axis is None else [int(axis) % rank for axis in attrs.axis]
-        return not attrs.exclude and sorted(axes) == list(range(rank - len(axes), rank))
+        is_last = not attrs.exclude and sorted(axes) == list(range(rank - len(axes), rank))
+        return is_last or math.prod(int(dim) for dim in out_type.shape) < _FEW_RESULTS
     return True
 
 

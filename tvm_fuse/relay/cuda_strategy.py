@@ -67,9 +67,12 @@ def _strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) ->
     return strategy
 
 
-def strategy_of_tvm(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any | None:
-    """TVM's own strategy for CUDA where a build is not for our schedules; None where it is."""
-    if keeps_tvm(_anchor(name, attrs, inputs, out_type), target, is_tuned=_is_tuned()) is None:
+def strategy_of_tvm(
+    name: str, attrs: Any, inputs: Any, out_type: Any, target: Any, always: bool = False
+) -> Any | None:
+    """TVM's own strategy for CUDA where a build is not for our schedules (or always); None where it is."""
+    anchor = _anchor(name, attrs, inputs, out_type)
+    if not always and keeps_tvm(anchor, target, is_tuned=_is_tuned()) is None:
         return None
     return _call_strategy(name, _without_our_key(target), attrs, inputs, out_type)
 

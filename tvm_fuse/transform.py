@@ -26,6 +26,7 @@ from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
 from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.partition_pass import Planner, partition_chains
 from tvm_fuse.relay.recompose_pass import recompose_batch_norms
+from tvm_fuse.relay.registers import refine_on
 from tvm_fuse.relay.target import resolve_target
 
 __all__ = [
@@ -114,7 +115,8 @@ def FuseChains(target: Any, options: PlanOptions | None = None, plan: Planner | 
     resolved = resolve_target(target)
 
     def fuse(module: Any) -> Any:
-        return partition_chains(decide_layout(module, resolved), resolved, options, plan)
+        laid_out = decide_layout(module, resolved)
+        return partition_chains(laid_out, resolved, options, plan, refine_on(resolved))
 
     return _module_pass("FuseChains", fuse)
 

@@ -89,9 +89,8 @@ def compare_extension(graph: Graph, candidate: Candidate) -> Comparison:
     together = Parts(nodes, candidate.anchor, candidate.added if is_prologue else (), absorbed)
     own = group_cost(graph, Parts(candidate.added, next(heavy, None)))
     if candidate.extension is Extension.RECOMPUTE:
-        own = _share(
-            own, len({r for node in candidate.added for r in graph.readers(node)} - {*candidate.added})
-        )
+        readers = {reader for node in candidate.added for reader in graph.readers(node)}
+        own = _share(own, max(1, len(readers.difference(candidate.added))))
     apart = group_cost(graph, Parts(candidate.nodes, candidate.anchor)), own
     return Comparison(group_cost(graph, together), apart)
 

@@ -14,6 +14,7 @@ from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.load import RelayModel
 from tvm_fuse.relay.partition_pass import partition_chains
 from tvm_fuse.relay.record import PassReport, last_report
+from tvm_fuse.relay.registers import refine_on
 
 __all__ = ["FuseOptions", "FusedModel", "fuse_model"]
 
@@ -78,5 +79,5 @@ def fuse_model(
     with progress("deciding layouts"):
         laid_out = decide_layout(folded, target)
     with progress("fusing chains"):
-        module = partition_chains(laid_out, target)
+        module = partition_chains(laid_out, target, refine=refine_on(target))
     return FusedModel(checked, laid_out, module, last_report())

@@ -34,13 +34,14 @@ from tvm_fuse.core.reason import Decision
 from tvm_fuse.relay.absorb import INNER_PREFIX, lower_absorbed, restore_absorbed
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.cuda_strategy import CUDA_KEY
+from tvm_fuse.relay.device import accept_for
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name, read_function
 from tvm_fuse.relay.record import PassRecord, record
 from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
 from tvm_fuse.relay.strategy import TARGET_KEY
 
-__all__ = ["Planner", "dissolve_groups", "make_function", "partition_chains", "target_kind"]
+__all__ = ["Planner", "Refiner", "dissolve_groups", "make_function", "partition_chains", "target_kind"]
 
 
 #: Makes the plan of one function.
@@ -62,7 +63,8 @@ def partition_chains(
         module: A Relay module; layouts should be final (see ``layout_pass``).
         target: The ``tvm.target.Target`` that it will be built for; None uses nothing that only some
             targets can do.
-        options: How to plan; its ``target`` is replaced by the kind of ``target`` where that is given.
+        options: How to plan. Where ``target`` is given, it replaces theirs, and where they have no
+            ``accept``, the cost model of its device decides what pays.
         plan: Makes the plan of a function from its graph, instead of ``plan_chains``; a plan that is not
             legal is refused.
         refine: Gets each plan before it is carried out, and may return another one, such as
@@ -78,7 +80,8 @@ def partition_chains(
     """
     options = options or PlanOptions()
     if target is not None:
-        options = replace(options, target=target_kind(target))
+        accept = options.accept or accept_for(target)
+        options = replace(options, target=target_kind(target), accept=accept)
     groups: list[FusionGroup] = []
     decisions: list[Decision] = []
 
@@ -130,7 +133,7 @@ def _dissolved(function: Any, inputs: tuple[int, ...]) -> Replacement:
 
 
 def _as_it_was(function: Any) -> Any:
-    """Without the copies and the inner operators that ``_make_function`` puts in."""
+    """Without the copies and the inner operators that ``make_function`` puts in."""
     read = read_function(function)
     edits = {n.id: _same_as(n.inputs[0]) for n in read.graph.of_kind(Kind.ELEMENTWISE) if n.op == "copy"}
     inner = (node for node in read.graph.nodes if node.op.startswith(INNER_PREFIX))

@@ -1,0 +1,135 @@
+"""Register pressure without a compiler, and where chains can be cut."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.support.graphs import GraphBuilder
+from tvm_fuse.core.plan import plan_chains
+from tvm_fuse.core.pressure import MOST_REGISTERS, estimate_pressure, find_cuts, is_suspicious
+
+
+def chain(spell, steps, dtype="float32"):
+    """A convolution with ``steps`` times ``spell(builder, value)`` after it: the graph and its one group."""
+    g = GraphBuilder(dtype)
+    value = g.conv2d(g.input("x", (1, 4, 8, 8)), np.zeros((4, 4, 1, 1), dtype))
+    for _ in range(steps):
+        value = spell(g, value)
+    graph = g.build(value)
+    (group,) = plan_chains(graph).groups
+    return graph, group
+
+
+def silu(g, x):
+    return g.multiply(x, g.sigmoid(x))
+
+
+def ladder(height):
+    """``height`` sigmoids in a row, then the product of all values on the way, the last first."""
+
+    def spell(g, x):
+        values = [x]
+        for _ in range(height):
+            values.append(g.sigmoid(values[-1]))
+        result = values.pop()
+        while values:
+            result = g.multiply(result, values.pop())
+        return result
+
+    return spell
+
+
+@pytest.mark.parametrize(
+    ("spell", "steps", "live", "evaluations"),
+    [
+        (lambda g, x: g.relu(x), 3, 1, 3),
+        (silu, 1, 2, 2),
+        (silu, 3, 2, 2 + 4 + 8),
+        (ladder(3), 1, 4, 3 + (1 + 2 + 3)),
+        (ladder(7), 1, 8, 7 + sum(range(1, 8))),
+    ],
+    ids=["relu x 3", "silu", "silu x 3", "ladder of 3", "ladder of 7"],
+)
+def test_estimate(spell, steps, live, evaluations):
+    """A silu reads its value twice, so each one doubles what TVM computes before it."""
+    pressure = estimate_pressure(*chain(spell, steps))
+    assert (pressure.live_values, pressure.evaluations) == (live, evaluations)
+    assert pressure.registers == 40 + 32 + live
+
+
+def test_double_precision_takes_two_registers():
+    single, double = (estimate_pressure(*chain(silu, 1, dtype)) for dtype in ("float32", "float64"))
+    assert double.registers - 40 == 2 * (single.registers - 40)
+    assert double.registers < MOST_REGISTERS
+
+
+@pytest.mark.parametrize(
+    ("spell", "steps", "expected"),
+    [
+        (silu, 1, False),
+        (silu, 3, False),
+        (silu, 5, True),
+        (silu, 7, True),
+        (ladder(4), 1, False),
+        (ladder(5), 1, True),
+        (lambda g, x: g.relu(x), 12, False),
+    ],
+    ids=["silu", "silu x 3", "silu x 5", "silu x 7", "ladder of 4", "ladder of 5", "relu x 12"],
+)
+def test_suspicious(spell, steps, expected):
+    """Much code, or many values at one time; not length."""
+    assert is_suspicious(*chain(spell, steps)) is expected
+
+
+def test_cuts():
+    graph, group = chain(silu, 3)
+    cuts = find_cuts(graph, group)
+    value = 4 * 64 * 4
+    assert [cut.extra_bytes for cut in cuts] == [2 * value] * 3  # written and read again
+    for cut in cuts:
+        assert {*cut.first.nodes, *cut.rest.nodes} == set(group.nodes)
+        assert not {*cut.first.nodes} & {*cut.rest.nodes}
+        assert cut.first.anchor == group.anchor
+        assert cut.rest.anchor is None
+        assert (cut.rest.result, cut.rest.end) == (group.result, group.end)
+        assert graph.readers(cut.first.result)[0] in cut.rest.nodes
+    assert [len(cut.first.steps) for cut in cuts] in ([1, 2, 0], [2, 1, 0])  # even ones first
+    assert cuts[0].first.id == group.id
+
+
+def test_the_cheapest_edge_is_the_narrowest():
+    """After a cast to half precision the value has half of the bytes."""
+    g = GraphBuilder("float32")
+    value = g.conv2d(g.input("x", (1, 4, 8, 8)), np.zeros((4, 4, 1, 1), "float32"))
+    half = g.cast(g.relu(value), "float16")
+    g.dtype = "float16"
+    graph = g.build(g.tanh(half))
+    (group,) = plan_chains(graph).groups
+    first = find_cuts(graph, group)[0]
+    assert first.first.result == half
+    assert first.extra_bytes == 2 * 4 * 64 * 2
+
+
+def test_operands_that_both_parts_read_count_twice():
+    g = GraphBuilder("float32")
+    value = g.conv2d(g.input("x", (1, 4, 8, 8)), np.zeros((4, 4, 1, 1), "float32"))
+    other = g.input("r", (1, 4, 8, 8))
+    graph = g.build(g.tanh(g.add(g.sigmoid(g.add(value, other)), other)))
+    (group,) = plan_chains(graph).groups
+    extra = {len(cut.first.steps): cut.extra_bytes for cut in find_cuts(graph, group)}
+    value_bytes = 4 * 64 * 4
+    assert extra[0] == 2 * value_bytes
+    assert extra[1] == extra[2] == 3 * value_bytes
+    assert extra[3] == 2 * value_bytes
+    best = find_cuts(graph, group)[0]
+    assert best.extra_bytes == 2 * value_bytes
+
+
+def test_nothing_to_cut():
+    g = GraphBuilder("float32")
+    graph = g.build(g.tanh(g.sigmoid(g.input("x", (1, 4, 8, 8)))))
+    (group,) = plan_chains(graph).groups
+    assert group.anchor is None
+    assert find_cuts(graph, group) == ()
+    assert not is_suspicious(graph, group)

@@ -1,0 +1,224 @@
+"""Chains that need too many registers are cut in two: decisions on made-up figures, and compiled ones."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from tests.support.emulated import run_emulated
+from tests.support.lazy import Lazy
+from tests.support.relay_graphs import LLVM, Net, feeds, relay, run, run_unfused
+from tvm_fuse.core.errors import MissingDependency, ToolFailed, UsageError
+from tvm_fuse.core.reason import Code
+from tvm_fuse.cuda.resources import KernelResources
+
+build = Lazy("tvm_fuse.relay.build")
+kernels = Lazy("tvm_fuse.relay.kernels")
+layout_pass = Lazy("tvm_fuse.relay.layout_pass")
+partition_pass = Lazy("tvm_fuse.relay.partition_pass")
+register_split = Lazy("benchmarks.register_split")
+registers = Lazy("tvm_fuse.relay.registers")
+target = Lazy("tvm_fuse.relay.target")
+
+pytestmark = [pytest.mark.relay, pytest.mark.cuda_codegen]
+
+CUDA = "cuda -arch=sm_80"
+COMMITTED = Path(__file__).parents[2] / "benchmarks" / "results" / "register_split.json"
+
+
+def silus(count, channels=8, size=14):
+    """A convolution with ``count`` times ``x * sigmoid(x)`` after it."""
+    net = Net()
+    value = net.conv2d(net.input("x", (1, channels, size, size)), channels)
+    for _ in range(count):
+        value = relay.multiply(value, relay.sigmoid(value))
+    return net.module(value)
+
+
+def partition(module, on=CUDA):
+    """The partitioned module, its groups, and what was found about registers."""
+    resolved, found = target.resolve_target(on), []
+
+    def refine(read, plan):
+        plan, records = registers.split_spilling_groups(read, plan, resolved)
+        found.append((plan, records))
+        return plan
+
+    laid_out = layout_pass.decide_layout(module, resolved)
+    module = partition_pass.partition_chains(laid_out, resolved, refine=refine)
+    ((plan, records),) = found
+    return module, plan, records
+
+
+def resources(spill_bytes=0, occupancy=0.5):
+    return KernelResources("k", "sm_80", 72, spill_bytes, 0, spill_bytes, 0, 0, 0, 64, 4, occupancy, ())
+
+
+@pytest.fixture
+def measured(monkeypatch):
+    """Says what kernels use, from the number of their activations and whether they have the anchor."""
+    asked = []
+
+    def use(figures):
+        def measure(function, on):
+            text = str(function)
+            asked.append((text.count("sigmoid(%"), "nn.conv2d(%" in text))
+            return (figures(*asked[-1]),)
+
+        monkeypatch.setattr("tvm_fuse.relay.registers._measure", measure)
+        return asked
+
+    return use
+
+
+def test_cut_where_it_no_longer_spills(measured):
+    asked = measured(lambda steps, has_anchor: resources(12 * (has_anchor and steps > 2)))
+    _, plan, (record,) = partition(silus(7))
+    assert [group.name for group in plan.groups] == ["conv2d_silu_silu", "elementwise"]
+    assert [group.id for group in plan.groups] == ["chain0", "chain0.rest"]
+    assert plan.groups[0].end.code is Code.REGISTERS_SPILL
+    assert record.decision.applied
+    assert "12 bytes spilled" in record.decision.detail
+    assert "conv2d_silu_silu | elementwise" in record.decision.detail
+    assert record.chosen == len(record.candidates) - 1
+    assert [candidate.spill_bytes for candidate in record.candidates] == [12, 12, 12, 0]
+    assert record.groups == plan.groups
+    assert len(asked) == len(set(asked))  # nothing is compiled twice
+    chain = next(decision for decision in plan.decisions if decision.rule == "chain")
+    assert chain.detail.startswith("conv2d_silu_silu; ends: registers-spill")
+
+
+def test_a_chain_that_is_well_stays_whole(measured):
+    asked = measured(lambda steps, has_anchor: resources())
+    _, plan, (record,) = partition(silus(7))
+    assert len(plan.groups) == 1
+    assert record.chosen == 0
+    assert "kept whole" in record.decision.detail
+    assert asked == [(7, True)]
+
+
+def test_what_is_not_suspicious_is_not_compiled(measured):
+    asked = measured(lambda steps, has_anchor: resources(12))
+    assert partition(silus(2))[2] == ()
+    assert asked == []
+
+
+def test_an_anchor_that_spills_by_itself_is_not_cut(measured):
+    asked = measured(lambda steps, has_anchor: resources(8 * has_anchor))
+    _, plan, (record,) = partition(silus(7))
+    assert len(plan.groups) == 1
+    assert record.decision.reason.code is Code.REGISTERS_SPILL
+    assert "its anchor alone" in record.decision.reason.got
+    assert len(asked) == 2
+
+
+def test_no_cut_helps(measured):
+    measured(lambda steps, has_anchor: resources(8 * (steps > 0)))
+    _, plan, (record,) = partition(silus(6))
+    assert len(plan.groups) == 1
+    assert record.chosen == 0
+    assert "no cut of 6 does better" in record.decision.reason.got
+    assert not record.decision.applied
+
+
+@pytest.mark.parametrize(
+    ("whole", "alone", "is_cut"), [(0.2, 0.45, True), (0.2, 0.35, False), (0.3, 0.9, False)], ids=str
+)
+def test_a_cliff_of_occupancy(measured, whole, alone, is_cut):
+    """Below a quarter of all warps and below half of what the anchor has."""
+    measured(lambda steps, has_anchor: resources(occupancy=whole if has_anchor and steps > 3 else alone))
+    _, plan, (record,) = partition(silus(7))
+    assert (len(plan.groups) == 2) is is_cut
+    if is_cut:
+        assert plan.groups[0].end.code is Code.OCCUPANCY_DROPS
+        assert record.candidates[record.chosen].occupancy_ratio == alone
+
+
+@pytest.mark.parametrize("error", [MissingDependency, ToolFailed, UsageError])
+def test_without_nvrtc_the_estimate_decides(monkeypatch, error):
+    def missing(function, on):
+        raise error("NVRTC is not installed")
+
+    monkeypatch.setattr("tvm_fuse.relay.registers._measure", missing)
+    _, plan, (record,) = partition(silus(7))
+    assert len(plan.groups) == 1
+    assert "estimated 74 registers of 255, not measured: NVRTC is not installed" in record.decision.detail
+    monkeypatch.setattr("tvm_fuse.relay.registers.MOST_REGISTERS", 73)
+    _, plan, (record,) = partition(silus(7))
+    assert len(plan.groups) == 2
+    assert plan.groups[0].end.code is Code.REGISTERS_SPILL
+    assert "not compiled" in record.decision.detail
+
+
+def test_other_targets_have_no_registers_to_measure(measured):
+    asked = measured(lambda steps, has_anchor: resources(12))
+    assert partition(silus(7), "llvm")[2] == ()
+    assert asked == []
+
+
+def test_parity_of_a_chain_in_two_parts(measured):
+    measured(lambda steps, has_anchor: resources(12 * (has_anchor and steps > 2)))
+    module = silus(7)
+    split, plan, _ = partition(module)
+    assert len(plan.groups) == 2
+    inputs = feeds(module)
+    (got,) = run(build.build_fused(split, target.resolve_target(LLVM)).library, inputs)
+    (expected,) = run_unfused(module, inputs)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_measured_by_the_compiler():
+    """The figures of one group are those of its only kernel, in any model that holds it."""
+    module = silus(2)
+    resolved, found = target.resolve_target(CUDA), []
+
+    def refine(read, plan):
+        found.extend(registers.measure_group(read, group, resolved) for group in plan.groups)
+        return plan
+
+    partition_pass.partition_chains(layout_pass.decide_layout(module, resolved), resolved, refine=refine)
+    (((kernel,)),) = found
+    assert kernel.arch == "sm_80"
+    assert 16 < kernel.registers_per_thread < 255
+    assert kernel.threads_per_block >= 32
+    assert kernel.occupancy_ratio > 0
+
+
+@pytest.fixture(scope="module")
+def committed():
+    return json.loads(COMMITTED.read_text(encoding="utf-8"))["results"]["chain"]
+
+
+def test_the_committed_figures_say_why(committed):
+    """On sm_80 the whole chain spills, and both parts of the cut that was chosen do not."""
+    row = committed["sm_80"]
+
+    def spills(candidate):
+        return [kernel["spill_store_bytes"] + kernel["spill_load_bytes"] for kernel in candidate["kernels"]]
+
+    assert spills(row["whole"])[0] > 0
+    assert spills(row["tried"][row["chosen"] - 1]) == [0, 0]
+    assert all(any(spills(candidate)) for candidate in row["tried"][: row["chosen"] - 1])
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_the_committed_figures_again(committed, arch):
+    """When schedules or the compiler change: ``python benchmarks/register_split.py``."""
+    assert register_split.run_chain(arch) == committed[arch]
+
+
+@pytest.mark.slow
+def test_the_cut_chain_computes_the_same_on_the_emulator(committed):
+    module = silus(7, channels=committed["channels"], size=committed["size"])
+    split, plan, (record,) = partition(module)
+    assert len(plan.groups) == 2
+    assert record.candidates[0].spill_bytes > 0
+    inputs = feeds(module)
+    (got,), ran = run_emulated(kernels.build_kernels(split, target.resolve_target(CUDA)), inputs)
+    assert len(ran) == 2
+    (expected,) = run_unfused(module, inputs)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)

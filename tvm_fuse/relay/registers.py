@@ -1,0 +1,291 @@
+"""Measured register pressure: chains that spill when compiled whole are cut in two.
+
+::
+
+    conv2d -> s1 -> s2 -> ... -> s7            one kernel: registers run out, values spill to memory
+    conv2d -> s1 -> s2   |   s3 -> ... -> s7   two kernels: the value between them is in memory once
+
+A group that ``core/pressure.py`` finds suspicious is built alone for the target, compiled by NVRTC and read:
+registers, spills, stack, occupancy. It is cut when it spills, or when its occupancy falls off a cliff: below
+a quarter, and below half of what its anchor's own kernel has. Cuts are tried from the cheapest on; the first
+whose two kernels are well is taken. Where none is, or the anchor alone spills already, the group stays whole,
+and the decision says so. What a cut costs in bytes is shown, not weighed against the spills: how often these
+are executed, the compiler does not tell.
+
+Without NVRTC, or for an architecture that it does not know, the estimate alone decides, and the decision says
+so. A target that is not CUDA's has nothing to measure. One compilation takes about a second; groups that are
+not suspicious cost none.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+from tvm_fuse.core.errors import MissingDependency, ToolFailed, UsageError
+from tvm_fuse.core.graph import Graph
+from tvm_fuse.core.group import FusionGroup, make_group
+from tvm_fuse.core.plan import FusionPlan
+from tvm_fuse.core.pressure import MOST_REGISTERS, Cut, estimate_pressure, find_cuts, is_suspicious
+from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+from tvm_fuse.cuda.compile import compile_cuda
+from tvm_fuse.cuda.resources import KernelResources, read_resources
+from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.kernels import build_kernels
+from tvm_fuse.relay.partition_pass import Refiner, make_function
+from tvm_fuse.relay.read import ReadFunction
+from tvm_fuse.relay.record import PassRecord, record
+from tvm_fuse.relay.target import is_cuda
+
+__all__ = ["RULE", "SplitCandidate", "SplitRecord", "measure_group", "refine_on", "split_spilling_groups"]
+
+RULE = "registers"
+
+#: Below both, occupancy has fallen off a cliff: a share of all warps, and of what the anchor alone has.
+_LOW_OCCUPANCY, _LOW_SHARE = 0.25, 0.5
+
+
+@dataclass(frozen=True)
+class SplitCandidate:
+    """One way to make kernels of a chain.
+
+    Args:
+        groups: One group, or the two parts of a cut.
+        extra_bytes: Bytes of device memory that it moves more than the whole chain.
+        kernels: What the compiled kernels use, in order; empty where they were not measured.
+    """
+
+    groups: tuple[FusionGroup, ...]
+    extra_bytes: int
+    kernels: tuple[KernelResources, ...] = ()
+
+    @property
+    def spill_bytes(self) -> int:
+        """Bytes of spills of all its kernels."""
+        return sum(kernel.spill_bytes for kernel in self.kernels)
+
+    @property
+    def occupancy_ratio(self) -> float:
+        """Occupancy of its worst kernel."""
+        return min((kernel.occupancy_ratio for kernel in self.kernels), default=1.0)
+
+    def __str__(self) -> str:
+        names = " | ".join(group.name for group in self.groups)
+        used = " | ".join(
+            f"{kernel.registers_per_thread} registers, {kernel.spill_bytes} bytes spilled, "
+            f"{kernel.stack_bytes} of stack, {kernel.occupancy_ratio:.0%} occupancy"
+            for kernel in self.kernels
+        )
+        return f"{names}: {used or 'not compiled'}; {self.extra_bytes} bytes more"
+
+
+@dataclass(frozen=True)
+class SplitRecord:
+    """What was found about one suspicious group.
+
+    Args:
+        decision: Whether it was cut, and why; its text shows the whole chain and the last cut tried.
+        candidates: The whole group, then the cuts that were tried, in order.
+        chosen: Index of the candidate that the plan has.
+    """
+
+    decision: Decision
+    candidates: tuple[SplitCandidate, ...]
+    chosen: int
+
+    @property
+    def groups(self) -> tuple[FusionGroup, ...]:
+        """The groups of the plan."""
+        return self.candidates[self.chosen].groups
+
+
+def split_spilling_groups(
+    read: ReadFunction, plan: FusionPlan, target: Any
+) -> tuple[FusionPlan, tuple[SplitRecord, ...]]:
+    """Cut the groups of a plan that need too many registers.
+
+    Args:
+        read: The function that was planned.
+        plan: Its plan.
+        target: The ``tvm.target.Target`` it will be built for.
+
+    Returns:
+        The plan with such groups in two parts, and a record for each group that was looked at.
+    """
+    if not is_cuda(target):
+        return plan, ()
+    graph, known = read.graph, _Measurements(read, target)
+    suspicious = (group for group in plan.groups if is_suspicious(graph, group))
+    found = {group.result: _examine(graph, group, known) for group in suspicious}
+    if not found:
+        return plan, ()
+    groups: list[FusionGroup] = []
+    for group in plan.groups:
+        groups.extend(found[group.result].groups if group.result in found else (group,))
+    decisions = [_restated(decision, found.values()) for decision in plan.decisions]
+    decisions += [item.decision for item in found.values()]
+    return replace(plan, groups=tuple(groups), decisions=tuple(decisions)), tuple(found.values())
+
+
+def refine_on(target: Any) -> Refiner:
+    """``split_spilling_groups`` for ``partition_chains``; records what was found as ``SplitChains``."""
+    found: list[SplitRecord] = []
+
+    def refine(read: ReadFunction, plan: FusionPlan) -> FusionPlan:
+        plan, records = split_spilling_groups(read, plan, target)
+        found.extend(records)
+        if found:
+            cut = sum(item.chosen > 0 for item in found)
+            summary = f"{cut} of {len(found)} suspicious groups cut in two"
+            decisions = tuple(item.decision for item in found)
+            record(PassRecord("SplitChains", summary, cut > 0, decisions, tuple(found)))
+        return plan
+
+    return refine
+
+
+def measure_group(read: ReadFunction, group: FusionGroup, target: Any) -> tuple[KernelResources, ...]:
+    """Build a group alone and read what its kernels use.
+
+    Args:
+        read: The function that has the group.
+        group: The group.
+        target: A ``tvm.target.Target`` for CUDA.
+
+    Returns:
+        One record a kernel; TVM's own schedules may make several of a group.
+
+    Raises:
+        MissingDependency: NVRTC is not there.
+        ToolFailed: The group does not build or compile.
+    """
+    return _measure(make_function(read, group)[0], target)
+
+
+def _measure(function: Any, target: Any) -> tuple[KernelResources, ...]:
+    params = [relay.var(str(param.name_hint), param.type_annotation) for param in function.params]
+    module = tvm.IRModule.from_expr(relay.Function(params, relay.Call(function, params)))
+    build = build_kernels(relay.transform.InferType()(module), target)
+    compiled = compile_cuda(build.artifact.cuda_source, str(target.arch))
+    return read_resources(compiled, build.launches)
+
+
+class _Measurements:
+    """What groups use; those with the same operators, shapes and attributes are measured once."""
+
+    def __init__(self, read: ReadFunction, target: Any) -> None:
+        self._read, self._target = read, target
+        self._known: dict[int, tuple[KernelResources, ...]] = {}
+
+    def __call__(self, groups: Sequence[FusionGroup]) -> tuple[KernelResources, ...]:
+        """The kernels of some groups, in order."""
+        return tuple(kernel for group in groups for kernel in self._of(group))
+
+    def _of(self, group: FusionGroup) -> tuple[KernelResources, ...]:
+        function = make_function(self._read, group)[0]
+        key = int(tvm.ir.structural_hash(function))
+        if key not in self._known:
+            self._known[key] = _measure(function, self._target)
+        return self._known[key]
+
+
+def _examine(graph: Graph, group: FusionGroup, known: _Measurements) -> SplitRecord:
+    """Measure a group and, where it is not well, its cuts."""
+    try:
+        whole = SplitCandidate((group,), 0, known((group,)))
+    except (MissingDependency, ToolFailed, UsageError) as error:
+        return _estimate(graph, group, error)
+    if not _is_suspect(whole):
+        return SplitRecord(_applied(group, f"kept whole: {whole}"), (whole,), 0)
+    alone = SplitCandidate((_anchor_alone(graph, group),), 0)
+    alone = replace(alone, kernels=known(alone.groups))
+    reason = _find_fault(group, whole, alone)
+    if reason is None:
+        return SplitRecord(_applied(group, f"kept whole: {whole}"), (whole,), 0)
+    if alone.spill_bytes:
+        kept = replace(reason, got=f"{reason.got}; its anchor alone: {alone}")
+        return SplitRecord(_declined(group, kept), (whole, alone), 0)
+    return _try_cuts(graph, group, known, whole, reason)
+
+
+def _try_cuts(
+    graph: Graph, group: FusionGroup, known: _Measurements, whole: SplitCandidate, reason: Reason
+) -> SplitRecord:
+    candidates = [whole]
+    for cut in find_cuts(graph, group):
+        parts = _parts(cut, reason)
+        candidates.append(SplitCandidate(parts, cut.extra_bytes, known(parts)))
+        if _is_well(candidates[-1], whole, reason):
+            detail = f"{reason}; cut: {whole}; instead: {candidates[-1]}"
+            return SplitRecord(_applied(group, detail), tuple(candidates), len(candidates) - 1)
+    kept = replace(reason, got=f"{reason.got}; no cut of {len(candidates) - 1} does better: {candidates[-1]}")
+    return SplitRecord(_declined(group, kept), tuple(candidates), 0)
+
+
+def _estimate(graph: Graph, group: FusionGroup, why: Exception) -> SplitRecord:
+    """Decide without a compiler, or for an architecture that it does not know."""
+    whole, registers = SplitCandidate((group,), 0), estimate_pressure(graph, group).registers
+    cuts = find_cuts(graph, group)
+    estimated = f"estimated {registers} registers of {MOST_REGISTERS}, not measured: {why}"
+    if registers <= MOST_REGISTERS or not cuts:
+        return SplitRecord(_applied(group, f"kept whole: {estimated}"), (whole,), 0)
+    reason = Reason(Code.REGISTERS_SPILL, group.anchor_name, "no spills", estimated)
+    cut = SplitCandidate(_parts(cuts[0], reason), cuts[0].extra_bytes)
+    detail = f"{reason}; cut: {whole}; instead: {cut}"
+    return SplitRecord(_applied(group, detail), (whole, cut), 1)
+
+
+def _is_suspect(whole: SplitCandidate) -> bool:
+    """Whether a measured group is worth a look at its anchor alone."""
+    return whole.spill_bytes > 0 or whole.occupancy_ratio < _LOW_OCCUPANCY
+
+
+def _anchor_alone(graph: Graph, group: FusionGroup) -> FusionGroup:
+    after = {node for step in group.steps for node in step.nodes}
+    front = tuple(node for node in group.nodes if node not in after)
+    anchor = group.result if group.anchor is None else group.anchor
+    return make_group(graph, group.anchor, front, anchor, (), group.prologue, group.absorbed)
+
+
+def _find_fault(group: FusionGroup, whole: SplitCandidate, alone: SplitCandidate) -> Reason | None:
+    """Why a whole chain should be cut; None when it is well."""
+    if whole.spill_bytes:
+        got = f"{whole.spill_bytes} bytes ({group.name})"
+        return Reason(Code.REGISTERS_SPILL, group.anchor_name, "no spills", got)
+    if whole.occupancy_ratio >= _LOW_SHARE * alone.occupancy_ratio:
+        return None
+    wanted = (
+        f"{_LOW_OCCUPANCY:.0%} of the warps, or half of the {alone.occupancy_ratio:.0%} of its anchor alone"
+    )
+    return Reason(Code.OCCUPANCY_DROPS, group.anchor_name, wanted, f"{whole.occupancy_ratio:.0%}")
+
+
+def _is_well(cut: SplitCandidate, whole: SplitCandidate, reason: Reason) -> bool:
+    """Whether a cut cures what was wrong, and nothing else became worse."""
+    if reason.code is Code.REGISTERS_SPILL:
+        return cut.spill_bytes == 0
+    return cut.spill_bytes == 0 and cut.occupancy_ratio > whole.occupancy_ratio
+
+
+def _parts(cut: Cut, reason: Reason) -> tuple[FusionGroup, FusionGroup]:
+    """The two groups of a cut, as they stand in the plan."""
+    name = f"{cut.first.id}.rest" if cut.first.id else ""
+    return replace(cut.first, end=reason), replace(cut.rest, id=name)
+
+
+def _applied(group: FusionGroup, detail: str) -> Decision:
+    return replace(applied(RULE, group.anchor_name, detail), node=group.anchor)
+
+
+def _declined(group: FusionGroup, reason: Reason) -> Decision:
+    return replace(declined(RULE, group.anchor_name, reason), node=group.anchor)
+
+
+def _restated(decision: Decision, found: Iterable[SplitRecord]) -> Decision:
+    """A decision about a group that was cut speaks of its first part."""
+    for item in found:
+        first = item.groups[0]
+        if item.chosen and decision.applied and decision.node == first.anchor:
+            return replace(decision, detail=f"{first.name}; ends: {first.end}")
+    return decision

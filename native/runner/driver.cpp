@@ -8,8 +8,6 @@
 namespace tvm_fuse {
 namespace {
 
-constexpr unsigned kSharedWithoutAskingBytes = 48 * 1024;
-
 constexpr const char* kNoGpuHint =
     "run on a machine with an NVIDIA GPU, or try the kernels with `python -m tvm_fuse.runner --device emulator`";
 
@@ -162,7 +160,7 @@ void Device::unload_module(CudaHandle module) noexcept { api_.cuModuleUnload(mod
 CudaHandle Device::find_kernel(CudaHandle module, const Kernel& kernel) {
   CudaHandle function = nullptr;
   check("cuModuleGetFunction", api_.cuModuleGetFunction(&function, module, kernel.symbol.c_str()), kernel.symbol);
-  if (kernel.smem_dynamic_bytes > kSharedWithoutAskingBytes) {
+  if (kernel.smem_dynamic_bytes > 0) {  // what a block gets without asking is less where the kernel declares some
     const int bytes = static_cast<int>(kernel.smem_dynamic_bytes);
     check("cuFuncSetAttribute", api_.cuFuncSetAttribute(function, kMaxDynamicSharedSize, bytes), kernel.symbol);
   }

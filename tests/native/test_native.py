@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -102,6 +103,38 @@ def test_it_installs_and_links_outside_cmake(built, tmp_path):
     libraries = [built / "native" / "tests" / f"lib{name}.so" for name in names]
     code, _, err = run(tmp_path / "api", *libraries, LD_LIBRARY_PATH=str(lib))
     assert code == 0, err
+
+
+# --- its document ------------------------------------------------------------------------------------
+
+
+def test_the_options_are_documented(program):
+    page = (ROOT / "docs" / "native.md").read_text(encoding="utf-8")
+    table = "".join(re.findall(r"^\| option of `tvm-fuse-run`.*\n((?:\|.*\n)+)", page, re.M))
+    _, usage, _ = run(program, "--help")
+    assert set(re.findall(r"`(--[a-z]+)", table)) == set(re.findall(r"--[a-z]+", usage)) - {"--help"}
+
+
+@pytest.mark.slow
+def test_the_project_in_the_document(built, tmp_path):
+    """It is built as it stands there, with another network of those names."""
+    page = (ROOT / "docs" / "native.md").read_text(encoding="utf-8")
+    for file, language in (("CMakeLists.txt", "cmake"), ("app.c", "c")):
+        (block,) = re.findall(rf"^```{language}\n(.*?)^```", page, re.M | re.S)
+        (tmp_path / file).write_text(block, encoding="utf-8")
+    (tmp_path / "tvm-fuse").symlink_to(ROOT)
+    save(tmp_path / "mobilenet_v2-bundle")
+    description = tmp_path / "mobilenet_v2-bundle" / "bundle.json"
+    text = description.read_text(encoding="utf-8")
+    for ours, theirs in (("x", "image"), ("y", "scores")):
+        text = text.replace(f'"name": "{ours}"', f'"name": "{theirs}"')
+    description.write_text(text, encoding="utf-8")
+    for step in (["-S", tmp_path, "-B", tmp_path / "build"], ["--build", tmp_path / "build"]):
+        code, out, err = run("cmake", *step)
+        assert code == 0, out + err
+    code, _, err = run(tmp_path / "build" / "app")
+    assert code in (2, 4, 5), err  # there is no driver, or no machine code in that bundle
+    assert "driver" in err or "machine code" in err or "cuModuleLoadData" in err
 
 
 # --- the same as the Python runner -----------------------------------------------------------------

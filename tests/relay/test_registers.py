@@ -12,6 +12,7 @@ from tests.support.emulated import run_emulated
 from tests.support.lazy import Lazy
 from tests.support.relay_graphs import LLVM, Net, feeds, relay, run, run_unfused
 from tvm_fuse.core.errors import MissingDependency, ToolFailed, UsageError
+from tvm_fuse.core.plan import plan_chains
 from tvm_fuse.core.reason import Code
 from tvm_fuse.cuda.resources import KernelResources
 
@@ -19,6 +20,7 @@ build = Lazy("tvm_fuse.relay.build")
 kernels = Lazy("tvm_fuse.relay.kernels")
 layout_pass = Lazy("tvm_fuse.relay.layout_pass")
 partition_pass = Lazy("tvm_fuse.relay.partition_pass")
+pass_record = Lazy("tvm_fuse.relay.record")
 register_split = Lazy("benchmarks.register_split")
 registers = Lazy("tvm_fuse.relay.registers")
 target = Lazy("tvm_fuse.relay.target")
@@ -157,6 +159,18 @@ def test_other_targets_have_no_registers_to_measure(measured):
     asked = measured(lambda steps, has_anchor: resources(12))
     assert partition(silus(7), "llvm")[2] == ()
     assert asked == []
+
+
+def test_a_plan_that_was_given_is_carried_out_as_it_is(measured):
+    asked = measured(lambda steps, has_anchor: resources(12))
+    resolved = target.resolve_target(CUDA)
+    laid_out = layout_pass.decide_layout(silus(7), resolved)
+    refine = registers.refine_on(resolved)
+    partition_pass.partition_chains(laid_out, resolved, plan=plan_chains, refine=refine)
+    assert asked == []
+    partition_pass.partition_chains(laid_out, resolved, refine=refine)
+    assert len(asked) == 2
+    assert "0 of 1 suspicious groups cut" in pass_record.last_report()["SplitChains"].summary
 
 
 def test_parity_of_a_chain_in_two_parts(measured):

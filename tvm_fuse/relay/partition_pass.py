@@ -67,8 +67,8 @@ def partition_chains(
             ``accept``, the cost model of its device decides what pays.
         plan: Makes the plan of a function from its graph, instead of ``plan_chains``; a plan that is not
             legal is refused.
-        refine: Gets each plan before it is carried out, and may return another one, such as
-            ``registers.split_spilling_groups`` does.
+        refine: Gets each plan of ``plan_chains`` before it is carried out, and may return another one, such
+            as ``registers.split_spilling_groups`` does. A plan from ``plan`` is carried out as it is.
 
     Returns:
         The type-inferred module; ``last_report()["PartitionChains"]`` holds the groups and a
@@ -86,8 +86,9 @@ def partition_chains(
     decisions: list[Decision] = []
 
     def rewrite(read: ReadFunction) -> Any:
-        made = plan(read.graph) if plan is not None else plan_chains(read.graph, options)
-        made = refine(read, made) if refine is not None else made
+        made = plan_chains(read.graph, options) if plan is None else plan(read.graph)
+        if plan is None and refine is not None:
+            made = refine(read, made)
         kernels = (*made.groups, *made.alone)
         check_groups(read.graph, kernels, options.target)
         groups.extend(made.groups)

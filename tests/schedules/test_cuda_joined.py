@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -10,6 +12,7 @@ from tests.support.joined import Joined
 from tests.support.lazy import Lazy
 from tests.support.numerics import max_error
 from tests.support.relay_graphs import relay, target
+from tvm_fuse.cuda.emulator.module import KernelFault
 
 kernels = Lazy("tvm_fuse.relay.kernels")
 
@@ -173,3 +176,28 @@ def test_one_kernel_without_spills(case, arch):
 def test_values(case):
     group, inputs, wanted = build(case, "sm_80")
     assert max_error(run_group(group, inputs), wanted) < 1e-5
+
+
+#: A kernel of each schedule, what is changed in it, and into what.
+MUTANTS = {
+    "gate without barriers": ((make_dense_gate, (1, 64, 16)), "__syncthreads();", ""),
+    "softmax without barriers": ((make_softmax, (2, 6, 50)), "__syncthreads();", ""),
+    "norm without barriers": ((make_layer_norm, (1, 2, 300)), "__syncthreads();", ""),
+    "a lane less": ((make_softmax, (2, 6, 50)), "], 16, 32)", "], 8, 32)"),
+    "a wrong count": ((make_layer_norm, (1, 2, 300)), "3.333333e-03f", "3.333334e-02f"),
+}
+
+
+@pytest.mark.parametrize("mutant", MUTANTS)
+def test_mutants_are_found(mutant):
+    case, before, after = MUTANTS[mutant]
+    group, inputs, wanted = build(case, "sm_80")
+    source = group.build.artifact.cuda_source
+    assert before in source
+    artifact = replace(group.build.artifact, cuda_source=source.replace(before, after))
+    broken = replace(group, build=replace(group.build, artifact=artifact))
+    try:
+        got = run_group(broken, inputs)
+    except KernelFault:
+        return
+    assert max_error(got, wanted) > 1e-4

@@ -100,7 +100,6 @@ OPERATORS = {
     "sum, half": (lambda x, net: relay.sum(x, axis=1), (4, 300), "float16"),
     "sum, double": (lambda x, net: relay.sum(x, axis=1), (3, 500), "float64"),
     "argmax": (lambda x, net: relay.argmax(x, axis=1), (4, 300), "float32"),
-    "all": (lambda x, net: relay.all(x > relay.const(-2.0), axis=1), (4, 70), "float32"),
     "gelu": (gelu, (4, 96), "float32"),
     "functions": (functions, (3, 50), "float32"),
     "roundings, half": (roundings, (3, 50), "float16"),
@@ -152,6 +151,13 @@ def test_atomic_sums():
     assert max_error(got, wanted) < 1e-5
     with pytest.raises(KernelFault, match=r"race: writes atomic_add_return\[0\], which another block wrote"):
         run_emulated(built, inputs)
+
+
+def test_a_reduction_of_booleans_counts_on_lockstep():
+    """As TVM's maximum of bytes does (``test_emulator_models.py``): no barriers within the warp."""
+    module, built = build(lambda x, net: relay.all(x > relay.const(-2.0), axis=1), (4, 70), "float32", TVMS)
+    with pytest.raises(KernelFault, match=r"race: (reads|writes) red_buf0\["):
+        run_emulated(built, feeds(module))
 
 
 # --- what is refused --------------------------------------------------------------------------------------

@@ -47,6 +47,18 @@ void test_right_results() {
   expect("--help", 0, "usage: tvm-fuse-run BUNDLE");
 }
 
+// The second workspace is written between a write and a read of the first one.
+void test_workspaces() {
+  Folder folder("by_hand");
+  const std::string tensor = "\"kind\": \"tensor\",\n       \"value\": ", between = "\n      },\n      {\n       ";
+  const std::string first = "\"kind\": \"workspace\",\n       \"value\": 0", second = "\"kind\": \"workspace\",\n       \"value\": 1";
+  folder.edit("\"offset_bytes\": 256,", "\"offset_bytes\": 0, \"size_bytes\": 24}, {\"offset_bytes\": 256,");
+  folder.edit(tensor + "2", second);
+  folder.edit(second + between + tensor + "0", second + between + first);
+  folder.edit(tensor + "2", first);
+  expect(folder.text() + on_fake(), 0, "PASSED");
+}
+
 void test_wrong_results() {
   Folder folder("by_hand");
   folder.rewrite("golden.npz", [](std::string& text) { text[text.rfind("NUMPY") - 1 + 128 + 3] ^= 0x40; });
@@ -124,6 +136,7 @@ void test_failures() {
 int main(int, char** texts) {
   program = texts[1], emulator = texts[2], kernels = texts[3], fake = texts[4];
   test_right_results();
+  test_workspaces();
   test_wrong_results();
   test_usage();
   test_damage();

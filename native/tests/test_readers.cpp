@@ -5,6 +5,7 @@
 #include "check.h"
 #include "draw.h"
 #include "error.h"
+#include "parity.h"
 #include "variants.h"
 
 using namespace tvm_fuse;
@@ -139,6 +140,30 @@ void test_column_major() {  // 2 x 3 elements, as numpy.savez keeps the transpos
   check(read() == std::vector<float>{w[0], w[2], w[4], w[1], w[3], w[5]}, "columns first");
 }
 
+// Against the rule of tvm_fuse/core/parity.py: |got - reference| <= atol + rtol x |reference|.
+void test_parity() {
+  const double nan = std::nan(""), inf = HUGE_VAL;
+  const Tolerance tolerance{0.5, 0.25, ""};
+  const auto compare_one = [&](const char* dtype, auto reference, auto got) {
+    const Tensor tensor{{1}, find_dtype(dtype), 0, 1};
+    std::vector<uint8_t> bytes[2] = {std::vector<uint8_t>(sizeof reference), std::vector<uint8_t>(sizeof got)};
+    std::memcpy(bytes[0].data(), &reference, sizeof reference);
+    std::memcpy(bytes[1].data(), &got, sizeof got);
+    return compare({"y", 0, tolerance}, tensor, bytes[0], bytes[1]);
+  };
+  const double kPairs[][3] = {  // reference, got, whether it passes
+      {2, 3, 1}, {2, 3.0001, 0}, {2, 1, 1}, {-2, -0.9999, 0}, {0, 0.5, 1}, {0, 0.5001, 0}, {nan, nan, 1},
+      {inf, inf, 1}, {inf, -inf, 0}, {1, nan, 0}, {nan, 1, 0}, {1, inf, 0}};
+  for (const auto& [reference, got, passes] : kPairs) {
+    const ParityRow row = compare_one("float64", reference, got);
+    check_equal(row.passed(), passes == 1, std::to_string(got) + " for " + std::to_string(reference));
+  }
+  check_equal(compare_one("float64", 2.0, 3.5).needed, 1.5, "the factor that would pass");
+  check_equal(compare_one("float64", 2.0, 3.5).max_rel, 0.75, "the relative difference");
+  const int64_t large = int64_t{1} << 60;
+  check_equal(compare_one("int64", large, large + 1).max_abs, 1.0, "a difference that float64 does not hold");
+}
+
 void test_images() {
   const auto choose = [](const std::string& arch) {
     Bundle bundle;
@@ -161,6 +186,7 @@ int main() {
   test_draws();
   test_npz();
   test_column_major();
+  test_parity();
   test_images();
   return failures;
 }

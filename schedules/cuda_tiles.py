@@ -8,11 +8,12 @@ multiprocessor with the most blocks::
 
     busy  = issue slots of one chunk of one block: multiply-adds, reads of shared and of global memory
     chunk = max(busy of all resident blocks, busy of one + latency of global memory)
-    time  = rounds of resident blocks * chunks * chunk
+    time  = rounds of resident blocks * (chunks * chunk + adding up the slices)
 
 and takes the tile with the smallest sum. Large tiles read less for a multiply-add; small ones give every
-multiprocessor a block. Boxes are whole rows of an image where those are short, so that little is wasted
-at the edges.
+multiprocessor a block. Slices give a block more warps and longer chunks without more registers for a thread,
+which pays where the results are few and the depth is long: late layers of a batch of one. Boxes are whole
+rows of an image where those are short, so that little is wasted at the edges.
 
 Source: textbook blocking and the issue rates in NVIDIA's CUDA C++ Programming Guide (arithmetic
 instructions). Not fitted to any measurement.
@@ -66,11 +67,12 @@ _ROW_REGISTERS = (8, 4, 2, 1)
 _BOX_SIZES = (8, 16, 32, 56, 64, 98, 128)
 _MOST_OWN_COLUMNS = 8
 _MOST_SUMS = 32
-_DEPTHS = (1, 2, 4, 8, 16, 32, 64)
-#: Terms of a chunk.
+_DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SLICES = (1, 2, 4, 8)
+#: Terms of a chunk that a thread adds.
 _FEWEST_TERMS, _MOST_TERMS = 16, 80
-#: Shared memory of a block.
-_CHUNK_BYTES = 24 << 10
+#: Shared memory of a block; two fit on every multiprocessor.
+_CHUNK_BYTES = 32 << 10
 
 # --- what the estimate knows ---
 #: Cycles from asking global memory for a chunk until the block may go on.
@@ -81,8 +83,10 @@ _LOAD_SLOTS = 6
 _CACHE_BYTES = 32
 #: Schedulers of a multiprocessor; each issues an instruction in a cycle.
 _SCHEDULERS = 4
-#: Registers of a thread, for the number of resident blocks.
-_REGISTERS = 72
+#: Cycles of the barriers before the sums of slices are written and before they are read.
+_BARRIERS = 100
+#: Registers of a thread, for the number of resident blocks: the mean of 336 random convolutions.
+_REGISTERS = 104
 #: Warps that a multiprocessor needs in order to issue in every cycle.
 _WARPS_TO_ISSUE = 8
 
@@ -129,6 +133,7 @@ class Tile:
         box: Columns of the block along each column axis.
         own: Columns of a thread along each column axis; not neighbours, so that a warp's are.
         depth: Steps of the depth in shared memory at a time.
+        slices: Groups of threads that share the terms of a chunk; their sums are added at the end.
     """
 
     rows: int
@@ -136,6 +141,7 @@ class Tile:
     box: tuple[int, ...]
     own: tuple[int, ...]
     depth: int
+    slices: int = 1
 
     @property
     def columns(self) -> int:
@@ -160,17 +166,37 @@ class Tile:
     @property
     def threads(self) -> int:
         """Threads of a block."""
-        return self.thread_rows * self.thread_columns
+        return self.thread_rows * self.thread_columns * self.slices
 
     @property
     def flops_per_byte(self) -> float:
         """Floating-point operations for a byte read from global memory, in the steady state."""
         return 2 * self.rows * self.columns / (_FLOAT_BYTES * (self.rows + self.columns))
 
+    @property
+    def sums(self) -> int:
+        """Sums of a thread."""
+        return self.row_register * self.own_columns
+
+    @property
+    def parts(self) -> int:
+        """Sums of all slices that a block adds up at the end; 0 for one slice."""
+        return self.rows * self.columns * self.slices if self.slices > 1 else 0
+
+    def slice_terms(self, taps: int) -> int:
+        """Terms of a chunk that a thread adds."""
+        return self.depth * taps // self.slices
+
     def shared_bytes(self, taps: int) -> int:
-        """Shared memory of a block; left rows lie one vector apart against bank conflicts."""
-        depth = self.depth * taps
-        return _FLOAT_BYTES * (self.rows * (depth + _VECTOR) + depth * self.columns)
+        """Shared memory of a block.
+
+        Left rows begin at odd multiples of a vector's size from each other, against bank conflicts. The parts
+        take the place of a chunk; where they are larger, that grows.
+        """
+        terms = self.depth * taps
+        pitch = terms + (_VECTOR - terms) % (2 * _VECTOR)
+        left, right = self.rows * pitch, terms * self.columns
+        return _FLOAT_BYTES * (left + right + max(0, self.parts - max(left, right)))
 
 
 @functools.cache
@@ -191,10 +217,11 @@ def _candidates(product: Product) -> Iterator[Tile]:
     rows = [rows for rows in _ROWS if rows < 2 * product.rows] or [_ROWS[0]]
     if product.is_joined:
         rows = [product.rows]
+    chunks = _chunks(product)
     for count, register, box in combinations(rows, _ROW_REGISTERS, _boxes(product.columns)):
-        for own, depth in combinations(_shares(box), _depths(product)):
-            if count % register == 0:
-                tile = Tile(count, register, box, own, depth)
+        if count % register == 0:
+            for own, (slices, depth) in combinations(_shares(box), chunks):
+                tile = Tile(count, register, box, own, depth, slices)
                 if _is_usable(tile, product):
                     yield tile
 
@@ -203,18 +230,23 @@ def _is_usable(tile: Tile, product: Product) -> bool:
     return (
         _FEWEST_THREADS <= tile.threads <= _MOST_THREADS
         and tile.thread_columns >= min(_FEWEST_THREAD_COLUMNS, tile.columns)
-        and tile.row_register * tile.own_columns <= _MOST_SUMS
+        and tile.sums <= _MOST_SUMS
+        and tile.sums % tile.slices == 0  # so that no thread has fewer results than another
+        and tile.parts % _VECTOR == 0
         and tile.shared_bytes(product.taps) <= _CHUNK_BYTES
     )
 
 
-def _depths(product: Product) -> list[int]:
-    """Steps of a chunk, for a sensible number of terms."""
+def _chunks(product: Product) -> list[tuple[int, int]]:
+    """Slices, and the steps of a chunk for a sensible number of terms of a slice."""
     fitting = [
-        depth for depth in _DEPTHS
-        if _FEWEST_TERMS <= depth * product.taps <= _MOST_TERMS and depth < 2 * product.depth
-    ]  # fmt: skip
-    return fitting or [max(1, min(product.depth, _FEWEST_TERMS // product.taps))]
+        (slices, depth)
+        for slices, depth in combinations(_SLICES, _DEPTHS)
+        if depth < 2 * product.depth
+        and depth * product.taps % slices == 0
+        and _FEWEST_TERMS <= depth * product.taps // slices <= _MOST_TERMS
+    ]
+    return fitting or [(1, max(1, min(product.depth, _FEWEST_TERMS // product.taps)))]
 
 
 def _boxes(columns: tuple[int, ...]) -> list[tuple[int, ...]]:
@@ -253,22 +285,28 @@ def estimate_cycles(tile: Tile, product: Product, device: Device) -> float:
     shared = tile.shared_bytes(product.taps)
     resident = min(own_blocks, blocks_per_sm(device.spec, tile.threads, _REGISTERS, shared).blocks_per_sm)
     terms = tile.depth * product.taps
-    busy = terms * _cycles_per_term(tile, product, device, warps)
+    busy = terms * _cycles_per_term(tile, product, device)
     busy /= min(1.0, resident * warps / _WARPS_TO_ISSUE)
     chunk = max(resident * busy, busy + _LATENCY)
-    return _ceil_div(own_blocks, resident) * _ceil_div(product.depth, tile.depth) * chunk
+    chunks = _ceil_div(product.depth, tile.depth) * chunk
+    return _ceil_div(own_blocks, resident) * (chunks + _cycles_to_add(tile, resident))
 
 
-def _cycles_per_term(tile: Tile, product: Product, device: Device, warps: int) -> float:
+def _cycles_per_term(tile: Tile, product: Product, device: Device) -> float:
     """What one term costs a multiprocessor for one block: the busiest of its units."""
-    is_vector = tile.depth * product.taps % _VECTOR == 0
-    row_reads = tile.row_register / (_VECTOR if is_vector else 1)
-    left_vector = product.left_vector if is_vector else 1
-    multiply_adds = warps * tile.row_register * tile.own_columns / device.multiply_adds
+    warps = _ceil_div(tile.threads, WARP_THREADS) / tile.slices
+    row_reads = tile.row_register / (_VECTOR if tile.slice_terms(product.taps) % _VECTOR == 0 else 1)
+    left_vector = product.left_vector if tile.depth * product.taps % _VECTOR == 0 else 1
+    multiply_adds = warps * tile.sums / device.multiply_adds
     shared_reads = warps * (row_reads + tile.own_columns)
     loads = (tile.rows / left_vector + tile.columns / product.right_vector) / WARP_THREADS
     traffic = (tile.rows + tile.columns) * _FLOAT_BYTES / _CACHE_BYTES
     return max(multiply_adds, shared_reads, traffic) + loads * _LOAD_SLOTS / _SCHEDULERS
+
+
+def _cycles_to_add(tile: Tile, resident: int) -> float:
+    """What a round of blocks needs to write the sums of slices to shared memory and to read them again."""
+    return 2 * resident * tile.parts / WARP_THREADS + (_BARRIERS if tile.slices > 1 else 0)
 
 
 def _ceil_div(value: int, step: int) -> int:

@@ -421,7 +421,7 @@ def test_cuda_without_a_gpu_writes_the_kernels_and_says_that_they_did_not_run(ru
     assert "wrote net-cuda/kernels.cu" in out
     source = (here / "net-cuda/kernels.cu").read_text()
     document = json.loads((here / "net-cuda/report.json").read_text())
-    kernels = set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+\) )?(\w+)\(", source))
+    kernels = set(re.findall(r"__global__ void (?:__launch_bounds__\(\d+(?:, 1)?\) )?(\w+)\(", source))
     assert len(kernels) >= document["fused"]["kernels"] > 0
     assert document["target"].startswith("cuda")
     assert "sm_80" in document["target"]

@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.cuda_kernels import LAUNCHES, SOURCE
 from tvm_fuse.core.errors import UsageError
-from tvm_fuse.cuda.source import choose_kernel, read_kernels, short_name
+from tvm_fuse.cuda.source import choose_kernel, keep_registers, read_kernels, short_name, sort_kernels
 
 
 @pytest.mark.parametrize(
@@ -73,3 +73,35 @@ def test_a_whole_name_wins_over_longer_ones():
 def test_a_name_that_is_not_one_kernels(name, message):
     with pytest.raises(UsageError, match=message):
         choose_kernel(read_kernels(SOURCE), name)
+
+
+def test_blocked_products_keep_their_registers():
+    """All else is left to ptxas, and so is what names a least number of blocks."""
+    source = "".join(
+        f'extern "C" __global__ void __launch_bounds__({bounds}) {symbol}(float* a){end}'
+        for bounds, symbol, body in [
+            ("64", "product", "float4"),
+            ("64", "product_2", ""),
+            ("32, 4", "both", "float"),
+        ]
+        for end in (";\n", f" {{\n{f'  __shared__ {body} product_left[8];' if body else ''}\n}}\n")
+    )
+    kept = keep_registers(source)
+    assert kept == source.replace("(64) product(", "(64, 1) product(")
+    assert kept.count("(64, 1)") == 2
+    assert [kernel.launch_bounds for kernel in read_kernels(kept).values()] == [64, 64, 32]
+
+
+def test_kernels_are_sorted():
+    def source(*names):
+        declared = [f'extern "C" __global__ void {name}(int a)' for name in names]
+        return (
+            "#define X(y) (y)\n"
+            + "".join(f"{line};\n" for line in declared)
+            + "\n\n".join(f"{line} {{\n  // {line[-8]}\n}}" for line in declared)
+            + "\n"
+        )
+
+    assert sort_kernels(source("b", "c", "a")) == source("a", "b", "c")
+    assert sort_kernels(source("a", "b", "c")) == source("a", "b", "c")
+    assert sort_kernels("#define X(y) (y)\n") == "#define X(y) (y)\n"

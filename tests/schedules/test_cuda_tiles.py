@@ -36,8 +36,10 @@ def test_tile_fits_a_block(product, arch):
     assert 64 <= tile.threads <= 256
     assert tile.rows % tile.row_register == 0
     assert all(part % own == 0 for part, own in zip(tile.box, tile.own))
-    assert tile.row_register * tile.own_columns <= 32
-    assert tile.shared_bytes(product.taps) <= 24 * 1024
+    assert tile.sums <= 32
+    assert tile.sums % tile.slices == 0
+    assert tile.depth * product.taps % tile.slices == 0
+    assert tile.shared_bytes(product.taps) <= 32 * 1024
     assert not product.is_joined or tile.rows == product.rows
 
 

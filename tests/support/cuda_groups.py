@@ -100,8 +100,10 @@ def assert_aligned(source: str) -> None:
             assert [size for size in _SHARED_FLOATS.findall(kernel) if int(size) % 4] == []
 
 
-def run_group(group: BuiltGroup, inputs: Mapping[str, np.ndarray]) -> np.ndarray:
-    """The group's result, every access to memory checked."""
+def run_group(
+    group: BuiltGroup, inputs: Mapping[str, np.ndarray], *, source: str | None = None
+) -> np.ndarray:
+    """The group's result, every access to memory checked; of another source where one is given."""
     shape = infer(group.call)
     result = np.zeros([int(dim) for dim in shape.shape], shape.dtype)
     values = {f"p{index}": _value(arg, inputs) for index, arg in enumerate(group.call.args)}
@@ -110,7 +112,7 @@ def run_group(group: BuiltGroup, inputs: Mapping[str, np.ndarray]) -> np.ndarray
     (output,) = [index for index, name in enumerate(names) if name not in values]
     launch = group.launch
     with tempfile.TemporaryDirectory() as folder:
-        module = build_emulator(group.build.artifact.cuda_source, folder=Path(folder))
+        module = build_emulator(source or group.build.artifact.cuda_source, folder=Path(folder))
         module.launch(launch.symbol, launch.grid, launch.block, args, outputs=[output], seeds=_SEEDS)
     return result
 

@@ -1,7 +1,8 @@
 """How ``relay.build`` turns CUDA C into something to load: not by TVM's call of nvcc.
 
-TVM calls the global function ``tvm_callback_cuda_compile`` with the source of all kernels, and takes
-a result that starts with "/" as PTX, any other as a cubin. Inside `cuda_compilation` it is ours.
+TVM calls the global function ``tvm_callback_cuda_postproc`` with the source of all kernels, and
+``tvm_callback_cuda_compile`` with what it returns; a result of that which starts with "/" is PTX, any other
+a cubin. Inside `cuda_compilation` both are ours.
 """
 
 from __future__ import annotations
@@ -11,12 +12,14 @@ from contextlib import contextmanager
 from typing import Any
 
 from tvm_fuse.cuda.compile import compile_cuda
+from tvm_fuse.cuda.source import keep_registers, sort_kernels
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.target import has_cuda_device, is_cuda
 
 __all__ = ["cuda_compilation"]
 
 _CALLBACK = "tvm_callback_cuda_compile"
+_POSTPROCESS = "tvm_callback_cuda_postproc"
 
 #: What stands for the code where nothing could run it. It is stored with the library as PTX would be.
 _NOT_COMPILED = "// not compiled: no GPU on the building machine"
@@ -30,20 +33,27 @@ def cuda_compilation(target: Any) -> Iterator[None]:
         target: The target of the build; any other than CUDA's changes nothing.
 
     Yields:
-        Nothing; afterwards TVM's own function is back.
+        Nothing; afterwards TVM's own functions are back.
     """
     if not is_cuda(target):
         yield
         return
-    before = tvm.get_global_func(_CALLBACK, allow_missing=True)
-    tvm.register_func(_CALLBACK, _compile if has_cuda_device() else _keep_source, override=True)
+    ours = {_CALLBACK: _compile if has_cuda_device() else _keep_source, _POSTPROCESS: _postprocess}
+    before = {name: tvm.get_global_func(name, allow_missing=True) for name in ours}
+    for name, function in ours.items():
+        tvm.register_func(name, function, override=True)
     try:
         yield
     finally:
-        if before is not None:
-            tvm.register_func(_CALLBACK, before, override=True)
-        else:
-            tvm._ffi.registry.remove_global_func(_CALLBACK)
+        for name, function in before.items():
+            if function is not None:
+                tvm.register_func(name, function, override=True)
+            else:
+                tvm._ffi.registry.remove_global_func(name)
+
+
+def _postprocess(source: str, target: Any) -> str:
+    return sort_kernels(keep_registers(source))
 
 
 def _compile(source: str, target: Any) -> bytearray | str:

@@ -60,7 +60,7 @@ _DTYPES = {
 
 _COMMENT = re.compile(r"//[^\n]*|/\*.*?\*/", re.S)
 _DIRECTIVE = re.compile(r"^[ \t]*#(?:[^\n]*\\\n)*[^\n]*", re.M)
-_BOUNDS = r"(?:__launch_bounds__\s*\((?P<{}>[^)]*)\)\s*)?"
+_BOUNDS = r"(?:__launch_bounds__\s*\((?P<{}>[^,)]*)(?:,[^)]*)?\)\s*)?"
 _KERNEL = re.compile(
     rf"\b__global__\s+{_BOUNDS.format('before')}void\s+{_BOUNDS.format('after')}"
     r"(?P<name>\w+)\s*\((?P<parameters>[^)]*)\)\s*(?P<end>[;{])"

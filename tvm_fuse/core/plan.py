@@ -27,7 +27,7 @@ from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
 from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, takes_no_tuple
 from tvm_fuse.core.steer import leave_out
 
-__all__ = ["FusionGroup", "FusionPlan", "check_plan", "plan_chains"]
+__all__ = ["FusionGroup", "FusionPlan", "check_plan", "decide_groups", "plan_chains"]
 
 RULE = "chain"
 
@@ -261,6 +261,28 @@ class _Planner:
         if node.id in self.taken or node.kind not in kinds:
             return False
         return node.kind is Kind.TUPLE or ELEMENTWISE.check(self.graph, node) is None
+
+
+def decide_groups(graph: Graph, groups: tuple[FusionGroup, ...]) -> tuple[Decision, ...]:
+    """The decisions of a plan that somebody else made, such as a file.
+
+    Args:
+        graph: The graph.
+        groups: The groups of the plan.
+
+    Returns:
+        One decision for each group and for each operator that computes and is in none.
+    """
+    decisions = list(map(_applied, groups))
+    grouped = frozenset(node for group in groups for node in group.nodes)
+    for node in graph.nodes:
+        if node.id in grouped or not _computes(node):
+            continue
+        family = family_of(node.kind)
+        reason = Reason(Code.LEFT_OUT_BY_USER, str(node), "a group of the plan file", "none")
+        rule = "operator" if family is None else family.rule
+        decisions.append(Decision(rule, str(node), Stage.CONDITION, reason, node=node.id))
+    return tuple(sorted(decisions, key=lambda decision: decision.node or 0))
 
 
 def check_plan(graph: Graph, plan: FusionPlan, target: str = "other") -> None:

@@ -6,6 +6,7 @@ import json
 from dataclasses import replace
 
 from tvm_fuse.core.gpu import Limit
+from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.cuda.launch import Launch
 from tvm_fuse.cuda.resources import KernelResources
 from tvm_fuse.render import render_kernels
@@ -61,3 +62,20 @@ def test_json_names_units_and_limits():
     assert document["kernels"][0]["resources"]["limited_by"] == ["registers", "shared memory"]
     assert document["kernels"][0]["launch"]["grid"] == [56, 8, 1]
     assert document["kernels"][0]["calls"] == 2
+
+
+def test_schedules_and_why_not_another():
+    reason = Reason(Code.SCHEDULE_DTYPE, "conv1", "float32 operands and result", "float64")
+    report = make_report(SMALL, FULL)
+    first, second = report.kernels
+    first = replace(first, schedule="one element a thread", fallback=reason)
+    second = replace(second, schedule="blocked product")
+    text = render_kernels(replace(report, kernels=(first, second)))
+    assert "one element a thread  f" in text
+    assert "blocked product       g" in text
+    assert "note: f has one element a thread: schedule-dtype at conv1: wanted float32" in text
+    assert text.count("note: f") == 1
+    assert "note: g" not in text
+    document = json.loads(to_json(replace(report, kernels=(first,))))
+    assert document["kernels"][0]["schedule"] == "one element a thread"
+    assert document["kernels"][0]["fallback"]["code"] == "schedule-dtype"

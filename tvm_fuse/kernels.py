@@ -7,7 +7,8 @@ from typing import Any
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.gpu import find_gpu
 from tvm_fuse.cuda.compile import compile_cuda
-from tvm_fuse.cuda.resources import read_resources
+from tvm_fuse.cuda.launch import Launch
+from tvm_fuse.cuda.resources import KernelResources, read_resources
 from tvm_fuse.cuda.source import choose_kernel, read_kernels
 from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.fuse import fuse_model
@@ -73,7 +74,7 @@ def report_kernels(name: str, build: KernelBuild, target: Any, compiler: str = "
     compiled = compile_cuda(build.artifact.cuda_source, str(target.arch), compiler=compiler)
     launches = [launch for launch in build.launches if build.calls[launch.symbol]]
     kernels = (
-        Kernel(launch, resources, build.calls[launch.symbol])
+        _kernel(build, launch, resources)
         for launch, resources in zip(launches, read_resources(compiled, launches))
     )
     by_name = sorted(kernels, key=lambda kernel: kernel.launch.symbol)
@@ -81,6 +82,13 @@ def report_kernels(name: str, build: KernelBuild, target: Any, compiler: str = "
     return KernelReport(
         name, str(target), compiled.arch, compiled.compiler, tuple(worst_first), build.computed
     )
+
+
+def _kernel(build: KernelBuild, launch: Launch, resources: KernelResources) -> Kernel:
+    choice, calls = build.choices.get(launch.symbol), build.calls[launch.symbol]
+    if choice is None:
+        return Kernel(launch, resources, calls)
+    return Kernel(launch, resources, calls, choice.schedule.value, choice.reason)
 
 
 def show_source(build: KernelBuild, name: str) -> str:

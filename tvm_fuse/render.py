@@ -106,13 +106,31 @@ def render_kernels(report: KernelReport) -> str:
             f"note: {narrow} kernels have blocks of fewer than {WARP_THREADS} threads, which leave lanes of "
             "their warps idle; no schedule was tuned for them"
         )
+    lines += [
+        f"note: {short_name(kernel.launch.symbol)} has {kernel.schedule}: "
+        f"{kernel.fallback}; {kernel.fallback.hint}"
+        for kernel in report.kernels
+        if kernel.fallback is not None
+    ]
     if report.computed:
         names = ", ".join(map(short_name, report.computed))
         lines.append(f"note: left out, since the host computes their launch at run time: {names}")
     return "\n".join(lines)
 
 
-_KERNEL_COLUMNS = ("calls", "spill", "stack", "regs", "smem", "grid", "block", "occ", "limited by", "kernel")
+_KERNEL_COLUMNS = (
+    "calls",
+    "spill",
+    "stack",
+    "regs",
+    "smem",
+    "grid",
+    "block",
+    "occ",
+    "limited by",
+    "schedule",
+    "kernel",
+)
 _KERNEL_LEGEND = (
     "calls: in one inference; spill: bytes of instructions that save and restore registers;",
     "stack: bytes of local memory of a thread; smem: bytes of shared memory of a block;",
@@ -133,14 +151,15 @@ def _kernel_row(kernel: Kernel) -> tuple[str, ...]:
         "x".join(map(str, launch.block)),
         f"{used.occupancy_ratio:.0%}" if used.blocks_per_sm else "NO FIT",
         limits,
+        kernel.schedule,
         short_name(used.symbol),
     )
 
 
 def _align(rows: Sequence[Sequence[str]]) -> list[str]:
-    """Columns as wide as they must be: numbers to the right, the last two to the left."""
+    """Columns as wide as they must be: numbers to the right, the last three to the left."""
     widths = [max(map(len, column)) for column in zip(*rows)]
-    numbers = len(widths) - 2
+    numbers = len(widths) - 3
     return [
         "  ".join(
             cell.rjust(width) if index < numbers else cell.ljust(width)

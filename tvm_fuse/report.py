@@ -205,11 +205,21 @@ class Verification:
 
 @dataclass(frozen=True)
 class Kernel:
-    """A CUDA kernel: how it is launched, what it uses, and how often one inference calls its operator."""
+    """A CUDA kernel.
+
+    Args:
+        launch: How it is launched.
+        resources: What it uses.
+        calls: How often one inference calls its operator.
+        schedule: What kind of kernel its anchor has; empty without an anchor.
+        fallback: Why it is not the kind for the anchor's operator and shape; None where it is.
+    """
 
     launch: Launch
     resources: KernelResources
     calls: int
+    schedule: str = ""
+    fallback: Reason | None = None
 
 
 @dataclass(frozen=True)

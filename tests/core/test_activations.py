@@ -10,7 +10,8 @@ import pytest
 from tests.support.graphs import GraphBuilder
 from tests.support.numerics import evaluate, max_error
 from tvm_fuse.core import activations
-from tvm_fuse.core.activations import ACTIVATIONS, Apply, Number, match_activation
+from tvm_fuse.core.activations import ACTIVATIONS, Apply, Number, Operand, match_activation
+from tvm_fuse.core.dtypes import narrow
 from tvm_fuse.core.graph import Kind, LeakyReluAttrs
 
 SHAPE = (1, 2, 3, 3)
@@ -21,6 +22,8 @@ def build(g, expression, x, swaps, leaf=1.5):
     """Add an expression tree; ``swaps`` yields whether to swap the operands of the next commutative node."""
     if isinstance(expression, Number):
         return g.const(leaf if expression.value is None else expression.value)
+    if isinstance(expression, Operand):
+        return g.const(np.array([0.25, -0.5]))
     if not isinstance(expression, Apply):
         return x
     args = [build(g, arg, x, swaps, leaf) for arg in expression.args]
@@ -42,10 +45,18 @@ def depth(expression):
     return 1 + max(depth(arg) for arg in expression.args) if isinstance(expression, Apply) else 0
 
 
+def operand_orders(count):
+    """All of them, or for many operators each of them the other way round, alone and all at once."""
+    if count <= 4:
+        return list(itertools.product([False, True], repeat=count))
+    alone = [tuple(index == swapped for index in range(count)) for swapped in range(count)]
+    return [(False,) * count, *alone, (True,) * count]
+
+
 def spellings():
     for record in ACTIVATIONS:
         for number, spelling in enumerate(record.spellings):
-            for swaps in itertools.product([False, True], repeat=commutative_nodes(spelling)):
+            for swaps in operand_orders(commutative_nodes(spelling)):
                 order = "".join("ba" if swap else "ab" for swap in swaps)
                 yield pytest.param(record, spelling, swaps, id=f"{record.name}-{number}-{order}")
 
@@ -68,6 +79,18 @@ def test_every_spelling_in_every_operand_order(record, spelling, swaps):
     if record.reference is not None:
         feeds = {"x": np.linspace(-8, 8, 18).reshape(SHAPE)}
         assert max_error(evaluate(graph, feeds)[0], record.reference(feeds["x"])) < 1e-12
+
+
+def test_a_number_in_bfloat16():
+    """Its bits are no number: 0x40C0 is 6."""
+    g = GraphBuilder("bfloat16")
+    x = g.input("x", SHAPE)
+
+    def const(value):
+        return g.const(narrow(np.asarray(value), "bfloat16"), "bfloat16")
+
+    root = g.multiply(g.multiply(x, g.clip(g.add(x, const(3.0)), 0.0, 6.0)), const(1 / 6))
+    assert matched(g, x, root).activation == "hard_swish"
 
 
 @pytest.mark.parametrize("dtype", ["float16", "float32", "float64"])
@@ -97,8 +120,12 @@ def test_references_at_large_inputs(record, limits):
     with np.errstate(over="ignore"):
         low, high = record.reference(np.array(limits))
     assert np.isfinite([low, high]).all()
-    assert low == pytest.approx({"tanh": -1.0}.get(record.name, 0.0), abs=1e-12)
-    assert high == pytest.approx({"relu6": 6, "tanh": 1, "sigmoid": 1}.get(record.name, 1e3))
+    lowest, highest = (
+        {"tanh": -1, "selu": -1.7580993},
+        {"relu6": 6, "tanh": 1, "sigmoid": 1, "selu": 1050.701},
+    )
+    assert low == pytest.approx(lowest.get(record.name, 0.0), abs=1e-7)
+    assert high == pytest.approx(highest.get(record.name, 1e3))
 
 
 # --- near misses -------------------------------------------------------------------------------
@@ -106,6 +133,19 @@ def test_references_at_large_inputs(record, limits):
 
 def _hard_swish(g, x, shift=3.0, low=0.0, high=6.0, by=6.0, gate_of=None):
     return g.divide(g.multiply(x, g.clip(g.add(x if gate_of is None else gate_of, shift), low, high)), by)
+
+
+def _elu(g, x, alpha, combine=None):
+    inner = (combine or g.subtract)(g.const(1.0), g.exp(x))
+    return g.add(g.multiply(alpha, g.relu(inner)), g.relu(x))
+
+
+def _gelu(g, x, function):
+    return g.multiply(g.multiply(0.5, x), g.add(1.0, function))
+
+
+def _cubic(g, x, exponent):
+    return g.multiply((2 / np.pi) ** 0.5, g.add(x, g.multiply(0.044715, g.power(x, exponent))))
 
 
 NEAR_MISSES = [
@@ -119,7 +159,14 @@ NEAR_MISSES = [
     ("a vector", lambda g, x: g.multiply(g.multiply(x, g.clip(g.add(x, 3.0))), np.full((2, 1, 1), 1 / 6))),
     ("gate of another value", lambda g, x: _hard_swish(g, x, gate_of=g.input("z", SHAPE))),
     ("silu with a gate of another value", lambda g, x: g.multiply(x, g.sigmoid(g.input("z", SHAPE)))),
-    ("sigmoid of 1.702 x", lambda g, x: g.multiply(x, g.sigmoid(g.multiply(x, 1.702)))),
+    ("sigmoid of 1.7 x", lambda g, x: g.multiply(x, g.sigmoid(g.multiply(x, 1.7)))),
+    ("selu with another scale", lambda g, x: g.multiply(1.06, _elu(g, x, -1.6732632423543772))),
+    ("elu from 1 + exp", lambda g, x: _elu(g, x, -1.0, g.add)),
+    ("softplus of base 2", lambda g, x: g.log(g.add(g.exp(x), 2.0))),
+    ("gelu of x / 1.4", lambda g, x: _gelu(g, x, g.erf(g.divide(x, 1.4)))),
+    ("gelu of another value", lambda g, x: _gelu(g, x, g.erf(g.divide(g.input("z", SHAPE), 2**0.5)))),
+    ("gelu with x^2", lambda g, x: _gelu(g, x, g.tanh(_cubic(g, x, 2.0)))),
+    ("prelu of another value by this", lambda g, x: g.prelu(g.input("z", SHAPE), x)),
     ("x * tanh(x)", lambda g, x: g.multiply(x, g.tanh(x))),
     ("silu with add", lambda g, x: g.add(x, g.sigmoid(x))),
     ("clip inside, bounds 0 to 2", lambda g, x: g.clip(g.add(g.multiply(x, 0.2), 0.5), 0.0, 2.0)),

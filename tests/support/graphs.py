@@ -31,6 +31,7 @@ from tvm_fuse.core.graph import (
     LeakyReluAttrs,
     Node,
     PadAttrs,
+    PReluAttrs,
     TensorInfo,
     TransposeAttrs,
 )
@@ -200,6 +201,19 @@ class GraphBuilder:
 
     def reciprocal(self, x: Value) -> int:
         return self._unary(Kind.RECIPROCAL, x)
+
+    def erf(self, x: Value) -> int:
+        return self._unary(Kind.ERF, x)
+
+    def exp(self, x: Value) -> int:
+        return self._unary(Kind.EXP, x)
+
+    def log(self, x: Value) -> int:
+        return self._unary(Kind.LOG, x)
+
+    def prelu(self, x: int, slopes: Value, axis: int = 1) -> int:
+        inputs = (x, self._id(slopes))
+        return self.node(Kind.PRELU, "nn.prelu", inputs, (self.nodes[x].output,), PReluAttrs(axis))
 
     def sqrt(self, x: Value) -> int:
         return self._unary(Kind.SQRT, x)

@@ -6,6 +6,7 @@ arithmetic, element by element, and a convolution is a sum over taps.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 
 import numpy as np
@@ -235,6 +236,11 @@ def _compute(node: Node, args: list) -> object:
         return np.minimum(np.maximum(args[0], attrs.minimum), attrs.maximum)
     if node.kind is Kind.LEAKY_RELU:
         return np.where(args[0] > 0, args[0], attrs.alpha * args[0])
+    if node.kind is Kind.PRELU:
+        slopes = args[1].reshape([-1 if axis == attrs.axis else 1 for axis in range(args[0].ndim)])
+        return np.where(args[0] > 0, args[0], slopes * args[0])
+    if node.kind is Kind.ERF:
+        return np.vectorize(math.erf, otypes=[float])(args[0])
     return getattr(np, node.op)(*args)  # "exp", "maximum", "transpose", ...
 
 

@@ -15,9 +15,10 @@ from typing import Union
 
 import numpy as np
 
-from tvm_fuse.core.graph import Array, ClipAttrs, Graph, Kind, LeakyReluAttrs, Node
+from tvm_fuse.core.dtypes import FLOATS, narrow, widen
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, Array, ClipAttrs, Graph, Kind, LeakyReluAttrs, Node
 
-__all__ = ["ACTIVATIONS", "Activation", "Apply", "Match", "Number", "X", "match_activation"]
+__all__ = ["ACTIVATIONS", "Activation", "Apply", "Match", "Number", "Operand", "X", "match_activation"]
 
 #: Numbers in float32 models carry about seven digits; 1/6 is often stored as 0.16666667.
 NUMBER_RTOL = 1e-6
@@ -44,7 +45,12 @@ class Apply:
     attrs: object | None = None
 
 
-Expression = Union[Input, Number, Apply]
+@dataclass(frozen=True)
+class Operand:
+    """Any other value, such as a slope for each channel."""
+
+
+Expression = Union[Input, Number, Operand, Apply]
 X = Input()
 
 
@@ -90,6 +96,10 @@ def _clip(a: Expression, low: float, high: float) -> Apply:
     return Apply(Kind.CLIP, (a,), ClipAttrs(low, high))
 
 
+def _apply(kind: Kind, a: Expression) -> Apply:
+    return Apply(kind, (a,))
+
+
 _RELU6_OF_X_PLUS_3 = _clip(_add(X, Number(3.0)), 0.0, 6.0)
 _SIXTH = Number(1.0 / 6.0)
 #: clip(x/6 + 1/2, 0, 1): the hard sigmoid of MobileNetV3.
@@ -100,6 +110,41 @@ _HARD_SIGMOID_V3 = (
     _clip(_add(_div(X, 6.0), Number(0.5)), 0.0, 1.0),
 )
 
+
+def _elu(scale: float | None) -> Apply:
+    """Scale * relu(1 - exp(x)) + relu(x), as TVM's importers write it; the scale is negative."""
+    one_less = Apply(Kind.SUBTRACT, (Number(1.0), _apply(Kind.EXP, X)))
+    return _add(_mul(Number(scale), _apply(Kind.RELU, one_less)), _apply(Kind.RELU, X))
+
+
+_SELU_ALPHA, _SELU_SCALE = 1.6732632423543772, 1.0507009873554805
+_SOFTPLUS = _apply(Kind.LOG, _add(_apply(Kind.EXP, X), Number(1.0)))
+
+#: The two ways to write x / sqrt(2), and 1 + erf of it.
+_ERFS = tuple(
+    _apply(Kind.ERF, scaled) for scaled in (_div(X, math.sqrt(2.0)), _mul(X, Number(math.sqrt(0.5))))
+)
+_CUBES = (Apply(Kind.POWER, (X, Number(3.0))), _mul(X, _mul(X, X)))
+_TANH_SCALE, _TANH_CUBED = math.sqrt(2.0 / math.pi), 0.044715
+#: tanh(sqrt(2/pi) * (x + 0.044715 x^3)), factored or not.
+_TANHS = tuple(
+    _apply(Kind.TANH, inner)
+    for cube in _CUBES
+    for inner in (
+        _mul(Number(_TANH_SCALE), _add(X, _mul(Number(_TANH_CUBED), cube))),
+        _add(_mul(Number(_TANH_SCALE), X), _mul(Number(_TANH_SCALE * _TANH_CUBED), cube)),
+    )
+)
+
+
+def _half_of(function: Apply) -> tuple[Apply, ...]:
+    """X / 2 * (1 + function), multiplied in any order."""
+    doubled, half = _add(Number(1.0), function), Number(0.5)
+    return _mul(_mul(half, X), doubled), _mul(_mul(X, doubled), half), _mul(X, _mul(half, doubled))
+
+
+_erf = np.vectorize(math.erf, otypes=[float])
+
 #: The table. Order matters only for people: the longest match wins.
 ACTIVATIONS: tuple[Activation, ...] = (
     Activation("relu", lambda x: np.maximum(x, 0.0), (Apply(Kind.RELU, (X,)),), "Nair and Hinton 2010"),
@@ -108,6 +153,42 @@ ACTIVATIONS: tuple[Activation, ...] = (
     ),
     Activation("clip", None, (Apply(Kind.CLIP, (X,)),), "ONNX Clip"),
     Activation("leaky_relu", None, (Apply(Kind.LEAKY_RELU, (X,)),), "Maas et al. 2013"),
+    Activation("prelu", None, (Apply(Kind.PRELU, (X, Operand())),), "He et al. 2015"),
+    Activation("elu", None, (_elu(None),), "Clevert et al. 2015"),
+    Activation(
+        "selu",
+        lambda x: _SELU_SCALE * np.where(x > 0.0, x, _SELU_ALPHA * np.expm1(np.minimum(x, 0.0))),
+        (_mul(Number(_SELU_SCALE), _elu(-_SELU_ALPHA)),),
+        "Klambauer et al. 2017",
+    ),
+    Activation("softplus", lambda x: np.logaddexp(0.0, x), (_SOFTPLUS,), "Dugas et al. 2001"),
+    Activation(
+        "mish",
+        lambda x: x * np.tanh(np.logaddexp(0.0, x)),
+        (_mul(X, _apply(Kind.TANH, _SOFTPLUS)),),
+        "Misra 2019",
+    ),
+    Activation(
+        "gelu",
+        lambda x: 0.5 * x * (1.0 + _erf(x / math.sqrt(2.0))),
+        (
+            *(spelling for erf in _ERFS for spelling in _half_of(erf)),
+            *(_mul(X, _add(Number(0.5), _mul(erf, Number(0.5)))) for erf in _ERFS),
+        ),
+        "Hendrycks and Gimpel 2016",
+    ),
+    Activation(
+        "gelu_tanh",
+        lambda x: 0.5 * x * (1.0 + np.tanh(_TANH_SCALE * (x + _TANH_CUBED * x**3))),
+        tuple(spelling for tanh in _TANHS for spelling in _half_of(tanh)),
+        "Hendrycks and Gimpel 2016, section 2",
+    ),
+    Activation(
+        "gelu_sigmoid",
+        lambda x: x / (1.0 + np.exp(-1.702 * x)),
+        (_mul(X, _apply(Kind.SIGMOID, _mul(Number(1.702), X))),),
+        "Hendrycks and Gimpel 2016, section 2",
+    ),
     Activation(
         "sigmoid", lambda x: 1.0 / (1.0 + np.exp(-x)), (Apply(Kind.SIGMOID, (X,)),), "logistic function"
     ),
@@ -143,7 +224,7 @@ ACTIVATIONS: tuple[Activation, ...] = (
 )
 
 #: The deepest spelling above, in operators: how far forward a match can reach.
-_MAX_DEPTH = 5
+_MAX_DEPTH = 9
 
 
 def match_activation(graph: Graph, value: int) -> Match | None:
@@ -176,7 +257,8 @@ def _roots(graph: Graph, value: int) -> list[int]:
     reached: set[int] = set()
     frontier = {value}
     for _ in range(_MAX_DEPTH):
-        frontier = {reader for node in frontier for reader in graph.readers(node)} - reached
+        readers = {reader for node in frontier for reader in graph.readers(node)} - reached
+        frontier = {reader for reader in readers if graph.nodes[reader].kind in ELEMENTWISE_KINDS}
         reached |= frontier
     return sorted(reached)
 
@@ -193,6 +275,8 @@ def _unify(graph: Graph, expression: Expression, node_id: int, value: int) -> fr
     """The operators that make ``node_id`` an instance of ``expression`` with X = ``value``."""
     if isinstance(expression, Input):
         return frozenset() if node_id == value else None
+    if isinstance(expression, Operand):
+        return frozenset() if node_id != value else None
     if isinstance(expression, Number):
         return frozenset() if _is_number(graph, node_id, expression.value) else None
     node = graph.nodes[node_id]
@@ -225,10 +309,12 @@ def _is_number(graph: Graph, node_id: int, wanted: float | None) -> bool:
     array = graph.constant(node_id)
     if array is None or array.size != 1:
         return False
-    if wanted is None or _close(wanted, float(array.reshape(()))):
+    dtype = graph.nodes[node_id].output.dtype
+    number = float(widen(array, dtype).reshape(()))
+    if wanted is None or _close(wanted, number):
         return True
     # A sixth in float16 is off by 2e-4: no tolerance, but the very number that dtype has for it.
-    return array.dtype.kind == "f" and bool(np.asarray(wanted).astype(array.dtype) == array.reshape(()))
+    return dtype in FLOATS and float(widen(narrow(np.asarray(wanted), dtype), dtype)) == number
 
 
 def _close(wanted: float, got: float) -> bool:

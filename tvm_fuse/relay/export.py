@@ -39,7 +39,14 @@ from tvm_fuse.relay.save import lift_constants
 from tvm_fuse.relay.target import is_cuda, resolve_target
 from tvm_fuse.relay.trace import trace_operators
 
-__all__ = ["ExportOptions", "export_file", "export_fused", "export_model", "export_module"]
+__all__ = [
+    "ExportOptions",
+    "compile_images",
+    "export_file",
+    "export_fused",
+    "export_model",
+    "export_module",
+]
 
 
 @dataclass(frozen=True)
@@ -136,6 +143,8 @@ def export_module(
     target: Any,
     options: ExportOptions,
     progress: Progress = quietly,
+    *,
+    keep_scalars: bool = True,
 ) -> Bundle:
     """Export any form of a model that computes what it computes.
 
@@ -148,6 +157,8 @@ def export_module(
         target: A ``tvm.target.Target`` for CUDA.
         options: See ``ExportOptions``.
         progress: Called around each step.
+        keep_scalars: Leave scalars in the kernels; where operators are functions already that take them,
+            they have to be parameters.
 
     Returns:
         The description of the bundle.
@@ -156,7 +167,7 @@ def export_module(
         TvmFuseError: As of ``export_file``.
     """
     archs = _check_archs(target, options)
-    lifted, constants = lift_constants(module, prefix="w", keep_scalars=True)
+    lifted, constants = lift_constants(module, prefix="w", keep_scalars=keep_scalars)
     with progress("generating kernels"):
         build = build_kernels(lifted, target)
         plan = read_graph_plan(build)
@@ -167,7 +178,7 @@ def export_module(
         parameters = _draw(plan, parameters, draws, options.seed)
         reference = _with_parameters(lifted, parameters)
     with progress("compiling kernels"):
-        images, files, compiler = _compile(build.artifact.cuda_source, archs)
+        images, files, compiler = compile_images(build.artifact.cuda_source, archs)
     inputs = make_inputs(model.inputs, options.seed)
     with progress("computing the golden outputs"):
         outputs: dict[str, Array] = {}
@@ -224,8 +235,20 @@ def _versions(compiler: str) -> dict[str, str]:
 # --- kernels and graph -----------------------------------------------------------------------
 
 
-def _compile(source: str, archs: Iterable[str]) -> tuple[tuple[Image, ...], dict[str, bytes], str]:
-    """A cubin for each architecture, and PTX of the lowest for all others; the files; the compiler."""
+def compile_images(source: str, archs: Iterable[str]) -> tuple[tuple[Image, ...], dict[str, bytes], str]:
+    """Compile CUDA C: a cubin for each architecture, and PTX of the lowest for all others.
+
+    Args:
+        source: CUDA C.
+        archs: Architectures, at least one.
+
+    Returns:
+        The images; file name -> contents, the source among them; the compiler.
+
+    Raises:
+        MissingDependency: There is no NVRTC.
+        ToolFailed: The source does not compile.
+    """
     compiled = {arch: compile_cuda(source, arch) for arch in archs}
     lowest = min(compiled, key=parse_arch)
     files = {KERNELS_FILE: source.encode()}

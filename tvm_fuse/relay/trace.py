@@ -121,4 +121,4 @@ def _sample(result: tuple[Any, Any]) -> Any:
     expr, kind = result
     size = int(np.prod([int(dim) for dim in kind.shape], dtype=np.int64))
     flat = relay.reshape(expr, (size,))
-    return relay.take(flat, relay.const(sample_positions(size), "int64"), mode="fast")
+    return relay.take(flat, relay.const(sample_positions(size), "int64"))

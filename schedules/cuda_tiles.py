@@ -71,6 +71,8 @@ _DEPTHS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SLICES = (1, 2, 4, 8)
 #: Terms of a chunk that a thread adds.
 _FEWEST_TERMS, _MOST_TERMS = 16, 80
+#: Loads of a thread for a chunk: they are unrolled, and ptxas spills when it has too many in flight.
+_MOST_LOADS = 72
 #: Shared memory of a block; two fit on every multiprocessor.
 _CHUNK_BYTES = 32 << 10
 
@@ -201,7 +203,7 @@ class Tile:
 
 @functools.cache
 def choose_tile(product: Product, device: Device) -> Tile | None:
-    """The tile with the fewest estimated cycles.
+    """The tile with the fewest estimated cycles, of those with a sensible number of loads if there are any.
 
     Args:
         product: The sizes.
@@ -210,7 +212,11 @@ def choose_tile(product: Product, device: Device) -> Tile | None:
     Returns:
         The tile; None when the product is too small or too narrow for any.
     """
-    return min(_candidates(product), key=lambda tile: estimate_cycles(tile, product, device), default=None)
+
+    def rank(tile: Tile) -> tuple[bool, float]:
+        return _loads(tile, product) > _MOST_LOADS, estimate_cycles(tile, product, device)
+
+    return min(_candidates(product), key=rank, default=None)
 
 
 def _candidates(product: Product) -> Iterator[Tile]:
@@ -274,6 +280,14 @@ def _shares(box: tuple[int, ...]) -> Iterator[tuple[int, ...]]:
         for own in range(1 if axis == 0 else 2, min(size, _MOST_OWN_COLUMNS) + 1):
             if size % own == 0:
                 yield tuple(own if index == axis else 1 for index in range(len(box)))
+
+
+def _loads(tile: Tile, product: Product) -> int:
+    """Loads from global memory that a thread does for a chunk."""
+    terms = tile.depth * product.taps
+    left = tile.rows * terms // (product.left_vector if terms % _VECTOR == 0 else 1)
+    right = tile.columns * terms // (product.right_vector if tile.columns % _VECTOR == 0 else 1)
+    return _ceil_div(left, tile.threads) + _ceil_div(right, tile.threads)
 
 
 def estimate_cycles(tile: Tile, product: Product, device: Device) -> float:

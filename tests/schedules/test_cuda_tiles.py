@@ -72,6 +72,19 @@ def test_estimate_grows_with_the_depth_and_falls_with_the_gpu():
     assert estimate_cycles(tile, product, device_of("sm_75")) > cycles
 
 
+def test_a_thread_has_no_loads_without_number():
+    """By cycles alone 64 threads would load 16 x 100 weights and 100 x 56 pixels: 95 loads each."""
+    product, device = Product(1, 1000, (1, 28, 28), 32, 25, left_vector=4), device_of("sm_90")
+    crowded = Tile(16, 4, (1, 2, 28), (1, 1, 7), 4, 2)
+    chosen = choose_tile(product, device)
+    assert (chosen.rows + 4 * chosen.columns) * chosen.depth * 25 / 4 / chosen.threads <= 72
+    assert estimate_cycles(crowded, product, device) < estimate_cycles(chosen, product, device)
+
+
+def test_a_kernel_with_very_many_taps_has_a_tile():
+    assert choose_tile(Product(1, 64, (1, 32, 32), 8, 19 * 19), device_of("sm_80")) is not None
+
+
 @pytest.mark.parametrize(
     ("axis", "room", "part"), [(7, 8, 7), (56, 32, 28), (112, 56, 56), (61, 32, 32), (9, 1, 1)]
 )

@@ -128,11 +128,11 @@ def read_revision() -> str:
     return commit.stdout.strip() + ("+" if changes.stdout.strip() else "")
 
 
-def read_smi() -> dict[str, str]:
-    """What nvidia-smi says of the GPU, where it is there."""
-    if not shutil.which("nvidia-smi"):
+def read_smi(device: str) -> dict[str, str]:
+    """What nvidia-smi says of a GPU, where it is there."""
+    if device == EMULATOR or not shutil.which("nvidia-smi"):
         return {}
-    query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader", "--id=0"]
+    query = ["nvidia-smi", f"--query-gpu={','.join(_SMI_FIELDS)}", "--format=csv,noheader", f"--id={device}"]
     try:
         done = subprocess.run(query, capture_output=True, text=True, check=False, timeout=20)
     except subprocess.TimeoutExpired:
@@ -141,13 +141,13 @@ def read_smi() -> dict[str, str]:
     return dict(zip(_SMI_FIELDS, values)) if done.returncode == 0 and len(values) == len(_SMI_FIELDS) else {}
 
 
-def describe_machine() -> dict[str, Any]:
+def describe_machine(device: str) -> dict[str, Any]:
     return {
         "system": platform.platform(),
         "cores": len(os.sched_getaffinity(0)),
         "python": platform.python_version(),
         "numpy": np.__version__,
-        "gpu_before": read_smi(),
+        "gpu_before": read_smi(device),
     }
 
 
@@ -204,7 +204,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             "revision": read_revision(),
             "suite": about,
             "is_emulated": args.device == EMULATOR,
-            "machine": describe_machine(),
+            "machine": describe_machine(args.device),
             "budget_s": args.budget,
             "notes": _NOTES,
         }
@@ -221,7 +221,7 @@ def main(argv: Sequence[str] | None = None) -> int:
 
         execute = Executor(Path(scratch), args.device, args.rounds, args.measure, args.library)
         record = run_jobs(jobs, execute, args.budget - (time.monotonic() - start), say)
-        document["machine"]["gpu_after"] = read_smi()
+        document["machine"]["gpu_after"] = read_smi(args.device)
         keep(record)
     args.out.with_suffix(".md").write_text(render(json.loads(args.out.read_text())), encoding="utf-8")
     for name in record.failures:

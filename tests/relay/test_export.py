@@ -168,8 +168,15 @@ def small_model():
     return load.model_from_module(net.module(relay.add(net.dense(x, 4), net.const(4))))
 
 
-def export_small(folder, **options):
-    return export.export_model(small_model(), SOURCE, folder, CUDA, export.ExportOptions(**options))
+def large_model():
+    net = Net()
+    return load.model_from_module(
+        net.module(relay.multiply(net.dense(net.input("x", (2, 16)), 8), relay.const(50.0)))
+    )
+
+
+def export_small(folder, make=small_model, **options):
+    return export.export_model(make(), SOURCE, folder, CUDA, export.ExportOptions(**options))
 
 
 @needs_compiler
@@ -186,6 +193,19 @@ def test_a_seeded_bundle_ships_no_weights(tmp_path):
     for name, array in drawn.items():
         assert not np.array_equal(array, real[name])
         assert real[name].min() <= array.min() < array.max() <= real[name].max()
+
+
+@pytest.mark.parametrize(("is_seeded", "wide"), [(True, True), (False, False)], ids=["drawn", "real"])
+def test_the_tolerance_of_drawn_outputs_grows_with_them(tmp_path, is_seeded, wide):
+    bundle = export_small(tmp_path, large_model, is_seeded=is_seeded)
+    golden = load_golden(tmp_path, bundle)[1]["output0"]
+    tolerance = bundle.outputs[0].tolerance
+    largest = float(np.abs(golden).max())
+    assert largest > 1.5
+    assert tolerance.atol == pytest.approx(1e-5 * (largest if wide else 1.0))
+    assert tolerance.rtol == 1e-5
+    given = export_small(tmp_path, large_model, is_seeded=is_seeded, tolerance=Tolerance(1e-7, 0.0, "given"))
+    assert given.outputs[0].tolerance.atol == 1e-7
 
 
 def test_seeds_decide_everything(tmp_path):

@@ -20,7 +20,7 @@ from tvm_fuse.core.dtypes import Array
 from tvm_fuse.core.errors import InternalError, ModelError, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.manifest import Source, hash_files
-from tvm_fuse.core.parity import ToleranceChoice, choose_tolerance
+from tvm_fuse.core.parity import Tolerance, ToleranceChoice, choose_tolerance
 from tvm_fuse.cuda.bundle import Bundle, Draw, Image, Output, Port, Provenance, Tensor
 from tvm_fuse.cuda.bundle_files import KERNELS_FILE, draw_parameters, measure_draw, save_bundle
 from tvm_fuse.cuda.compile import compile_cuda, parse_arch
@@ -191,7 +191,7 @@ def export_module(
         model=model.name,
         provenance=Provenance(source, _versions(compiler), str(target)),
         inputs=tuple(Port(name, plan.arguments[name]) for name in inputs if name in plan.arguments),
-        outputs=_make_outputs(plan, model.outputs, options.tolerance),
+        outputs=_make_outputs(plan, model.outputs, options, outputs),
         parameters=tuple(Port(name, plan.arguments[name]) for name in parameters),
         seed=options.seed,
         draws=draws,
@@ -269,13 +269,25 @@ def _used_kernels(build: KernelBuild, plan: GraphPlan) -> tuple[Launch, ...]:
     return tuple(launches[symbol] for symbol in used)
 
 
-def _make_outputs(plan: GraphPlan, names: tuple[str, ...], tolerance: ToleranceChoice) -> tuple[Output, ...]:
+def _make_outputs(
+    plan: GraphPlan, names: tuple[str, ...], options: ExportOptions, golden: Mapping[str, Array]
+) -> tuple[Output, ...]:
     if len(names) != len(plan.outputs):
         raise InternalError(f"the model has {len(names)} outputs, its build {len(plan.outputs)}")
     return tuple(
-        Output(name, tensor, choose_tolerance(tolerance, plan.tensors[tensor].dtype))
+        Output(name, tensor, _choose_tolerance(options, plan.tensors[tensor].dtype, golden[name]))
         for name, tensor in zip(names, plan.outputs)
     )
+
+
+def _choose_tolerance(options: ExportOptions, dtype: str, golden: Array) -> Tolerance:
+    """The default is for outputs of about 1; those of drawn weights may be of any size."""
+    tolerance = choose_tolerance(options.tolerance, dtype)
+    largest = float(np.abs(golden.astype(np.float64)).max(initial=0.0))
+    if not options.is_seeded or options.tolerance is not None or not 1.0 < largest < np.inf:
+        return tolerance
+    why = f"{tolerance.why}; atol x {largest:.3g}, the largest output of drawn weights"
+    return Tolerance(tolerance.atol * largest, tolerance.rtol, why)
 
 
 # --- parameters and golden outputs -----------------------------------------------------------

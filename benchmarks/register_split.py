@@ -1,8 +1,8 @@
-"""Chains that spill when fused whole, and what becomes of them: ``python benchmarks/register_split.py``.
+"""Groups that need too many registers, and what becomes of them: ``python benchmarks/register_split.py``.
 
-Writes ``benchmarks/results/register_split.json``: for an artificial chain (a convolution with seven times
-``x * sigmoid(x)`` after it) what ptxas says of the whole, of each cut that was tried, and which one the plan
-has; for the example models, how many groups are suspicious and were compiled for it. No GPU is used.
+Writes ``benchmarks/results/register_split.json``: for two artificial groups what ptxas says of the whole, of
+its anchor alone or of each cut that was tried, and which one the plan has; for the example models, how many
+groups are suspicious and were compiled for it. No GPU is used.
 """
 
 from __future__ import annotations
@@ -27,18 +27,33 @@ from tvm_fuse.relay.registers import SplitCandidate, SplitRecord, split_spilling
 from tvm_fuse.relay.target import resolve_target
 
 ARCHS = ("sm_75", "sm_80", "sm_90")
-#: Channels, image size, kernel size, activations.
-CHAIN = (64, 56, 3, 7)
 
 
-def make_chain(channels: int, size: int, kernel: int, activations: int) -> tvm.IRModule:
-    """A convolution and a chain of activations."""
-    data = relay.var("x", shape=(1, channels, size, size))
-    weight = relay.var("w", shape=(channels, channels, kernel, kernel))
-    value = relay.nn.conv2d(data, weight, padding=kernel // 2, channels=channels, kernel_size=kernel)
-    for _ in range(activations):
+def make_activations() -> tvm.IRModule:
+    """A 3x3 convolution of 64 channels and seven times ``x * sigmoid(x)`` after it."""
+    data, weight = relay.var("x", shape=(1, 64, 56, 56)), relay.var("w", shape=(64, 64, 3, 3))
+    value = relay.nn.conv2d(data, weight, padding=1, channels=64, kernel_size=3)
+    for _ in range(7):
         value = relay.multiply(value, relay.sigmoid(value))
-    return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function([data, weight], value)))
+    return _module([data, weight], value)
+
+
+def make_sum() -> tvm.IRModule:
+    """The sum of twelve tensors and a 1x1 convolution, 256 to 16 channels, with a relu."""
+    data = [relay.var(f"x{index}", shape=(1, 256, 56, 56)) for index in range(12)]
+    weight = relay.var("w", shape=(16, 256, 1, 1))
+    value = data[0]
+    for other in data[1:]:
+        value = relay.add(value, other)
+    value = relay.nn.relu(relay.nn.conv2d(value, weight, channels=16, kernel_size=1))
+    return _module([*data, weight], value)
+
+
+def _module(inputs: list, value: relay.Expr) -> tvm.IRModule:
+    return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(inputs, value)))
+
+
+GROUPS = {"activations": make_activations, "sum": make_sum}
 
 
 def look_at(module: tvm.IRModule, arch: str) -> tuple[int, tuple[SplitRecord, ...]]:
@@ -74,9 +89,9 @@ def describe(candidate: SplitCandidate) -> dict:
     }
 
 
-def run_chain(arch: str) -> dict:
-    """The artificial chain on one architecture."""
-    module = decide_layout(make_chain(*CHAIN), resolve_target(f"cuda -arch={arch}"))
+def run_group(name: str, arch: str) -> dict:
+    """An artificial group on one architecture."""
+    module = decide_layout(GROUPS[name](), resolve_target(f"cuda -arch={arch}"))
     _, (record,) = look_at(module, arch)
     return {
         "whole": describe(record.candidates[0]),
@@ -99,7 +114,6 @@ def run_model(name: str) -> dict:
 
 
 if __name__ == "__main__":
-    chain = dict(zip(("channels", "size", "kernel", "activations"), CHAIN))
-    rows = {arch: run_chain(arch) for arch in ARCHS}
-    save_results("register_split", {"compiler": str(load_nvrtc()), "chain": {**chain, **rows}})
+    rows = {name: {arch: run_group(name, arch) for arch in ARCHS} for name in GROUPS}
+    save_results("register_split", {"compiler": str(load_nvrtc()), "groups": rows})
     save_results("register_split", {"models": {name: run_model(name) for name in MODELS}})

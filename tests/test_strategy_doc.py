@@ -58,20 +58,18 @@ def extension_row(name, graph, candidate):
     return f"| {name} | {' | '.join(cells)} |"
 
 
-def split_row(arch, row):
+def split_row(name, arch, row):
     candidates = [row["whole"], *row["tried"]]
 
     def used(candidate):
-        return "; ".join(
-            f"`{kernel['group'].replace('_silu' * 7, ' + 7 silu')}`: {kernel['registers']} registers, "
-            f"{kernel['spill_store_bytes'] + kernel['spill_load_bytes']} bytes"
+        return " and ".join(
+            f"{kernel['registers']} ({kernel['occupancy']:.0%}, "
+            f"{kernel['spill_store_bytes'] + kernel['spill_load_bytes']} bytes)"
             for kernel in candidate["kernels"]
         )
 
-    chosen = used(candidates[row["chosen"]])
-    if not row["chosen"]:
-        chosen = "; alone: ".join(["kept whole", *map(used, candidates[1:])])
-    return f"| {arch} | {used(candidates[0])} | {chosen} | {len(row['tried'])} |"
+    chosen = used(candidates[row["chosen"]]) if row["chosen"] else "whole"
+    return f"| {name} | {arch} | {used(candidates[0])} | {chosen} |"
 
 
 @pytest.mark.parametrize("device", DEVICES.values(), ids=DEVICES)
@@ -84,9 +82,10 @@ def test_extensions(name):
     assert extension_row(name, *EXTENSIONS[name]) in TEXT
 
 
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
-def test_splits(arch):
-    assert split_row(arch, results("register_split")["chain"][arch]) in TEXT
+@pytest.mark.parametrize("name", ["sum", "activations"])
+def test_splits(name):
+    for arch, row in results("register_split")["groups"][name].items():
+        assert split_row(name, arch, row) in TEXT
 
 
 def test_no_example_model_is_compiled_for_its_registers():

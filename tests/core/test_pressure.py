@@ -7,6 +7,7 @@ import pytest
 
 from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.plan import plan_chains
+from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.pressure import MOST_REGISTERS, estimate_pressure, find_cuts, is_suspicious
 
 
@@ -124,6 +125,41 @@ def test_operands_that_both_parts_read_count_twice():
     assert extra[3] == 2 * value_bytes
     best = find_cuts(graph, group)[0]
     assert best.extra_bytes == 2 * value_bytes
+
+
+def sum_before(count):
+    """A convolution that reads a sum of ``count`` inputs, with a relu after it."""
+    g = GraphBuilder("float32")
+    value, *others = (g.input(f"x{index}", (1, 4, 8, 8)) for index in range(count))
+    for other in others:
+        value = g.add(value, other)
+    conv = g.conv2d(value, np.zeros((16, 4, 1, 1), "float32"))
+    graph = g.build(g.relu(conv))
+    (group,) = plan_chains(graph, PlanOptions(target="cuda")).groups
+    return graph, group
+
+
+def test_operands_before_the_anchor():
+    graph, group = sum_before(6)
+    pressure = estimate_pressure(graph, group)
+    assert pressure.operands == 6
+    assert pressure.registers == 40 + 32 + 1 + 16 * 5
+    assert is_suspicious(graph, group)
+    assert not is_suspicious(*sum_before(4))
+
+
+def test_a_cut_before_the_anchor():
+    """The sum has a quarter of the result's elements, so that it is the cheapest to put into memory."""
+    graph, group = sum_before(6)
+    before, *steps = find_cuts(graph, group)
+    assert before.first.anchor is None
+    assert before.first.nodes == group.prologue
+    assert before.rest.anchor == group.anchor
+    assert before.rest.steps == group.steps
+    assert before.rest.prologue == ()
+    assert {*before.first.nodes, *before.rest.nodes} == set(group.nodes)
+    assert before.extra_bytes == 2 * 4 * 64 * 4
+    assert [cut.first.anchor for cut in steps] == [group.anchor]
 
 
 def test_nothing_to_cut():

@@ -4,6 +4,7 @@
 
     conv2d -> s1 -> s2 -> ... -> s7            one kernel: registers run out, values spill to memory
     conv2d -> s1 -> s2   |   s3 -> ... -> s7   two kernels: the value between them is in memory once
+    x1 + ... + x12   |   conv2d                before the anchor as well: twelve operands were loaded ahead
 
 A group that ``core/pressure.py`` finds suspicious is built alone for the target, compiled by NVRTC and read:
 registers, spills, stack, occupancy. It is cut when it spills, or when its occupancy falls off a cliff: below
@@ -206,17 +207,23 @@ def _examine(graph: Graph, group: FusionGroup, known: _Measurements) -> SplitRec
     if alone.spill_bytes:
         kept = replace(reason, got=f"{reason.got}; its anchor alone: {alone}")
         return SplitRecord(_declined(group, kept), (whole, alone), 0)
-    return _try_cuts(graph, group, known, whole, reason)
+    return _try_cuts(graph, group, known, (whole, alone), reason)
 
 
 def _try_cuts(
-    graph: Graph, group: FusionGroup, known: _Measurements, whole: SplitCandidate, reason: Reason
+    graph: Graph,
+    group: FusionGroup,
+    known: _Measurements,
+    measured: tuple[SplitCandidate, SplitCandidate],
+    reason: Reason,
 ) -> SplitRecord:
+    """Take the first cut whose kernels are well; ``measured`` is the whole group and its anchor alone."""
+    whole, alone = measured
     candidates = [whole]
     for cut in find_cuts(graph, group):
         parts = _parts(cut, reason)
         candidates.append(SplitCandidate(parts, cut.extra_bytes, known(parts)))
-        if _is_well(candidates[-1], whole, reason):
+        if not candidates[-1].spill_bytes and not _is_cliff(candidates[-1], alone):
             detail = f"{reason}; cut: {whole}; instead: {candidates[-1]}"
             return SplitRecord(_applied(group, detail), tuple(candidates), len(candidates) - 1)
     kept = replace(reason, got=f"{reason.got}; no cut of {len(candidates) - 1} does better: {candidates[-1]}")
@@ -242,10 +249,8 @@ def _is_suspect(whole: SplitCandidate) -> bool:
 
 
 def _anchor_alone(graph: Graph, group: FusionGroup) -> FusionGroup:
-    after = {node for step in group.steps for node in step.nodes}
-    front = tuple(node for node in group.nodes if node not in after)
     anchor = group.result if group.anchor is None else group.anchor
-    return make_group(graph, group.anchor, front, anchor, (), group.prologue, group.absorbed)
+    return make_group(graph, group.anchor, (anchor,), anchor)
 
 
 def _find_fault(group: FusionGroup, whole: SplitCandidate, alone: SplitCandidate) -> Reason | None:
@@ -253,7 +258,7 @@ def _find_fault(group: FusionGroup, whole: SplitCandidate, alone: SplitCandidate
     if whole.spill_bytes:
         got = f"{whole.spill_bytes} bytes ({group.name})"
         return Reason(Code.REGISTERS_SPILL, group.anchor_name, "no spills", got)
-    if whole.occupancy_ratio >= _LOW_SHARE * alone.occupancy_ratio:
+    if not _is_cliff(whole, alone):
         return None
     wanted = (
         f"{_LOW_OCCUPANCY:.0%} of the warps, or half of the {alone.occupancy_ratio:.0%} of its anchor alone"
@@ -261,11 +266,9 @@ def _find_fault(group: FusionGroup, whole: SplitCandidate, alone: SplitCandidate
     return Reason(Code.OCCUPANCY_DROPS, group.anchor_name, wanted, f"{whole.occupancy_ratio:.0%}")
 
 
-def _is_well(cut: SplitCandidate, whole: SplitCandidate, reason: Reason) -> bool:
-    """Whether a cut cures what was wrong, and nothing else became worse."""
-    if reason.code is Code.REGISTERS_SPILL:
-        return cut.spill_bytes == 0
-    return cut.spill_bytes == 0 and cut.occupancy_ratio > whole.occupancy_ratio
+def _is_cliff(candidate: SplitCandidate, alone: SplitCandidate) -> bool:
+    """Whether too few warps are left to hide latency, and far fewer than the anchor's own kernel has."""
+    return candidate.occupancy_ratio < min(_LOW_OCCUPANCY, _LOW_SHARE * alone.occupancy_ratio)
 
 
 def _parts(cut: Cut, reason: Reason) -> tuple[FusionGroup, FusionGroup]:
@@ -283,9 +286,9 @@ def _declined(group: FusionGroup, reason: Reason) -> Decision:
 
 
 def _restated(decision: Decision, found: Iterable[SplitRecord]) -> Decision:
-    """A decision about a group that was cut speaks of its first part."""
+    """A decision about a group that was cut speaks of the part with its anchor."""
     for item in found:
-        first = item.groups[0]
-        if item.chosen and decision.applied and decision.node == first.anchor:
-            return replace(decision, detail=f"{first.name}; ends: {first.end}")
+        for part in item.groups if item.chosen else ():
+            if decision.applied and decision.node is not None and decision.node == part.anchor:
+                return replace(decision, detail=f"{part.name}; ends: {part.end}")
     return decision

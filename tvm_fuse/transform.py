@@ -5,7 +5,7 @@
     passes = tvm.transform.Sequential([
         tvm_fuse.transform.AlignEpsilon({"bn1": 1e-3}, align=True),
         tvm_fuse.transform.FoldBatchNorm(),
-        tvm_fuse.transform.FuseChains("llvm"),
+        tvm_fuse.transform.FuseChains("llvm"),      # for CUDA, CombineParallel(target) before it
     ])
     module = passes(module)
     print(tvm_fuse.last_report())
@@ -22,6 +22,7 @@ from typing import Any
 
 from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.combine_pass import combine_parallel
 from tvm_fuse.relay.fold_pass import align_epsilon, fold_batch_norms
 from tvm_fuse.relay.layout_pass import decide_layout
 from tvm_fuse.relay.partition_pass import Planner, partition_chains
@@ -31,6 +32,7 @@ from tvm_fuse.relay.target import resolve_target
 
 __all__ = [
     "AlignEpsilon",
+    "CombineParallel",
     "DecideLayout",
     "FoldBatchNorm",
     "FuseChains",
@@ -72,6 +74,22 @@ def FoldBatchNorm() -> Any:  # noqa: N802
         that are still variables is left alone with code ``bn-parameters-not-constant``.
     """
     return _module_pass("FoldBatchNorm", fold_batch_norms)
+
+
+def CombineParallel(target: Any = None, options: PlanOptions | None = None) -> Any:  # noqa: N802
+    """Make one layer of layers that read one value, such as query, key and value of an attention.
+
+    Args:
+        target: A ``tvm.target.Target`` or target string, whose device decides what pays; None combines
+            whatever is legal, unless the options have a cost model.
+        options: As for ``FuseChains``.
+
+    Returns:
+        A TVM module pass, to run after ``FoldBatchNorm`` and before ``FuseChains``. It wants parameters
+        bound as constants.
+    """
+    resolved = None if target is None else resolve_target(target)
+    return _module_pass("CombineParallel", lambda module: combine_parallel(module, resolved, options))
 
 
 def DecideLayout(target: Any) -> Any:  # noqa: N802

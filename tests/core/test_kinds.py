@@ -29,6 +29,7 @@ def test_anchors_and_tuples_are_not_elementwise():
         Kind.LAYOUT_TRANSFORM,
         Kind.PAD,
         Kind.RESHAPE,
+        Kind.SLICE,
         Kind.TRANSPOSE,
     }
     sums = {Kind.GLOBAL_POOL, Kind.POOL, Kind.REDUCE, Kind.SOFTMAX}

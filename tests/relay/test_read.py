@@ -106,7 +106,7 @@ OPERATORS = {
     "sum": (lambda x: relay.sum(x), Kind.REDUCE, ReduceAttrs((0, 1, 2, 3), False)),
     "mean": (lambda x: relay.mean(x, axis=-1, keepdims=True), Kind.REDUCE, ReduceAttrs((3,), True)),
     "max": (lambda x: relay.max(x, axis=1, exclude=True), Kind.REDUCE, ReduceAttrs((0, 2, 3), False)),
-    "strided_slice": (lambda x: relay.strided_slice(x, [0], [1]), Kind.INJECTIVE, None),
+    "strided_slice": (lambda x: relay.strided_slice(x, [0], [1]), Kind.SLICE, None),
     "nn.upsampling": (lambda x: relay.nn.upsampling(x), Kind.INJECTIVE, None),
     "cumsum": (lambda x: relay.cumsum(x), Kind.OTHER, None),
     "nn.conv2d_transpose": (

@@ -14,9 +14,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
-from tvm_fuse.core.cost import GroupCost, Parts, group_cost, operator_costs, time_s
+from tvm_fuse.core.cost import (
+    NO_COST,
+    GroupCost,
+    Parts,
+    group_cost,
+    operator_costs,
+    side_by_side,
+    tensor_bytes,
+    time_s,
+)
 from tvm_fuse.core.graph import Graph
-from tvm_fuse.core.kinds import ANCHOR_KINDS
+from tvm_fuse.core.kinds import ANCHOR_KINDS, Kind
 from tvm_fuse.core.plan import FusionGroup
 from tvm_fuse.core.plan_options import Accept, Candidate, Extension
 from tvm_fuse.core.reason import Code, Reason
@@ -27,14 +36,15 @@ __all__ = ["Comparison", "accept_on", "compare_extension", "compare_group"]
 
 @dataclass(frozen=True)
 class Comparison:
-    """The cost of one kernel, and of the kernels that it replaces."""
+    """The cost of one kernel, and of the kernels that it replaces; of the copies that it needs, too."""
 
     together: GroupCost
     apart: tuple[GroupCost, ...]
+    copies: tuple[GroupCost, ...] = ()
 
     def together_s(self, device: Device) -> float:
-        """Seconds of the one kernel."""
-        return time_s(self.together, device)
+        """Seconds of the one kernel and of its copies."""
+        return sum(time_s(cost, device) for cost in (self.together, *self.copies))
 
     def apart_s(self, device: Device) -> float:
         """Seconds of the others, one after another."""
@@ -61,12 +71,13 @@ def accept_on(device: Device) -> Accept:
         if together < apart:
             return None
         at = graph.nodes[candidate.added[-1]]
-        again = compared.together.extra_flops
+        again = f"{compared.together.extra_flops / 1e6:.1f} million operations computed again"
+        copies = f"{len(compared.copies)} of its results copied from there"
         return Reason(
             Code.FUSION_COSTS_TIME,
             str(at),
             f"less than {1e6 * apart:.1f} us, the estimate for kernels of their own on {device.name}",
-            f"{1e6 * together:.1f} us in one kernel, {again / 1e6:.1f} million operations computed again",
+            f"{1e6 * together:.1f} us in one kernel, {copies if compared.copies else again}",
         )
 
     return accept
@@ -82,6 +93,8 @@ def compare_extension(graph: Graph, candidate: Candidate) -> Comparison:
         graph: The graph; the shapes of the operators are static.
         candidate: The group and what would join it.
     """
+    if candidate.extension is Extension.PARALLEL and candidate.anchor is not None:
+        return _compare_layers(graph, candidate)
     nodes = tuple(sorted({*candidate.nodes, *candidate.added}))
     is_prologue = candidate.extension in (Extension.PROLOGUE, Extension.RECOMPUTE)
     heavy = (node for node in candidate.added if graph.nodes[node].kind in ANCHOR_KINDS)
@@ -93,6 +106,34 @@ def compare_extension(graph: Graph, candidate: Candidate) -> Comparison:
         own = _share(own, max(1, len(readers.difference(candidate.added))))
     apart = group_cost(graph, Parts(candidate.nodes, candidate.anchor)), own
     return Comparison(group_cost(graph, together), apart)
+
+
+def _compare_layers(graph: Graph, candidate: Candidate) -> Comparison:
+    """Layers side by side: together they read their data once, and have as many blocks as all of them.
+
+    A concatenation of all results is no kernel any more.
+    """
+    anchors = [
+        node for node in (*candidate.nodes, *candidate.added) if graph.nodes[node].kind in ANCHOR_KINDS
+    ]
+    owner = {anchor: anchor for anchor in anchors}
+    joining = []
+    for node in sorted({*candidate.nodes, *candidate.added}.difference(anchors)):
+        owners = {owner[source] for source in graph.nodes[node].inputs if source in owner}
+        if len(owners) == 1 and graph.nodes[node].kind is not Kind.TUPLE:
+            owner[node] = owners.pop()
+        else:
+            joining.append(node)
+    branches = [
+        group_cost(graph, Parts(tuple(node for node in sorted(owner) if owner[node] == anchor), anchor))
+        for anchor in anchors
+    ]
+    copies = (tensor_bytes(graph.nodes[node].output) for node in candidate.copied)
+    return Comparison(
+        side_by_side(branches, tensor_bytes(graph.nodes[graph.nodes[anchors[0]].inputs[0]].output)),
+        (*branches, *([group_cost(graph, Parts(tuple(joining)))] if joining else [])),
+        tuple(replace(NO_COST, dram_read_bytes=n, dram_write_bytes=n, launches=1) for n in copies),
+    )
 
 
 def compare_group(graph: Graph, group: FusionGroup) -> Comparison:

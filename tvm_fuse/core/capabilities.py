@@ -60,10 +60,10 @@ CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
             MappingProxyType(
                 {
                     **_REDUCED,
-                    "conv": CHEAP_KINDS | VIEW_KINDS,
-                    "matrix": CHEAP_KINDS | VIEW_KINDS,
-                    "pool": CHEAP_KINDS,
-                    "softmax": ELEMENTWISE_KINDS | VIEW_KINDS,
+                    "conv": CHEAP_KINDS | VIEW_KINDS | {Kind.SLICE},
+                    "matrix": CHEAP_KINDS | VIEW_KINDS | {Kind.SLICE},
+                    "pool": CHEAP_KINDS | {Kind.SLICE},
+                    "softmax": ELEMENTWISE_KINDS | VIEW_KINDS | {Kind.SLICE},
                 }
             ),
             frozenset({"gate", "normalization"}),

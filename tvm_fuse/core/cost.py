@@ -28,7 +28,7 @@ Blocks and rows are those of the schedules (``cuda_gate.py``, ``cuda_narrow.py``
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Iterator
+from collections.abc import Collection, Iterator, Sequence
 from dataclasses import dataclass, replace
 
 from tvm_fuse.core.dtypes import size_bytes
@@ -45,7 +45,18 @@ from tvm_fuse.core.kinds import (
 from tvm_fuse.core.layout import axis_index, channel_axes
 from tvm_fuse.core.targets import Device
 
-__all__ = ["NO_COST", "ROWS", "GroupCost", "Parts", "gate_blocks", "group_cost", "operator_costs", "time_s"]
+__all__ = [
+    "NO_COST",
+    "ROWS",
+    "GroupCost",
+    "Parts",
+    "gate_blocks",
+    "group_cost",
+    "operator_costs",
+    "side_by_side",
+    "tensor_bytes",
+    "time_s",
+]
 
 #: Rows of a block of a product, about: those of the example models have 8 to 64, most of them 16.
 ROWS = 16
@@ -159,7 +170,7 @@ def group_cost(graph: Graph, parts: Parts) -> GroupCost:
 def _with_reads(graph: Graph, parts: Parts, anchor: Node, sizes: _Sizes, once: GroupCost) -> GroupCost:
     """A product and its prologue: read and computed once for each block of rows."""
     data = graph.nodes[anchor.inputs[0]]
-    again = _read_bytes(graph, parts.prologue, parts.nodes) if parts.prologue else _tensor_bytes(data.output)
+    again = _read_bytes(graph, parts.prologue, parts.nodes) if parts.prologue else tensor_bytes(data.output)
     return replace(
         once,
         extra_flops=int((sizes.row_blocks * sizes.reads - 1) * _flops(graph, parts.prologue)),
@@ -178,6 +189,26 @@ def _with_absorbed(graph: Graph, parts: Parts, anchor: Node, once: GroupCost) ->
         extra_flops=again * _flops(graph, before),
         l2_read_bytes=again * _read_bytes(graph, before, parts.nodes),
         blocks=blocks,
+    )
+
+
+def side_by_side(costs: Sequence[GroupCost], shared_bytes: int) -> GroupCost:
+    """What kernels that read one operand cost as one kernel.
+
+    Args:
+        costs: Of each kernel.
+        shared_bytes: Size of the operand; all but the first read it again, from the shared cache.
+    """
+    again = (len(costs) - 1) * shared_bytes
+    blocks = [cost.blocks for cost in costs if cost.blocks is not None]
+    return GroupCost(
+        flops=sum(cost.flops for cost in costs),
+        extra_flops=sum(cost.extra_flops for cost in costs),
+        dram_read_bytes=sum(cost.dram_read_bytes for cost in costs) - again,
+        dram_write_bytes=sum(cost.dram_write_bytes for cost in costs),
+        l2_read_bytes=sum(cost.l2_read_bytes for cost in costs) + again,
+        launches=1,
+        blocks=sum(blocks) if len(blocks) == len(costs) else None,
     )
 
 
@@ -207,12 +238,18 @@ def _flops(graph: Graph, nodes: Collection[int]) -> int:
 
 
 def _read_bytes(graph: Graph, nodes: Collection[int], members: Collection[int]) -> int:
-    """Bytes of the tensors that ``nodes`` read from outside the kernel, each once, without scalars."""
+    """Bytes of the tensors that ``nodes`` read from outside the kernel, each once, without scalars.
+
+    Of a tensor that only slices read, the largest of them.
+    """
     inside = frozenset(members)
-    found = {
-        source for node in nodes for source in _sources(graph, graph.nodes[node]) if source not in inside
-    }
-    return sum(_tensor_bytes(graph.nodes[source].output) for source in found)
+    found: dict[int, int] = {}
+    for node in map(graph.nodes.__getitem__, nodes):
+        for source in _sources(graph, node):
+            if source not in inside:
+                read = node.output if node.kind is Kind.SLICE else graph.nodes[source].output
+                found[source] = max(found.get(source, 0), tensor_bytes(read))
+    return sum(found.values())
 
 
 def _sources(graph: Graph, node: Node) -> Iterator[int]:
@@ -230,7 +267,7 @@ def _written_bytes(graph: Graph, nodes: Collection[int]) -> int:
     inside = frozenset(nodes)
     written = (node for node in inside if graph.nodes[node].kind is not Kind.TUPLE)
     leaving = (node for node in written if _leaves(graph, node, inside))
-    return sum(_tensor_bytes(info) for node in leaving for info in graph.nodes[node].outputs)
+    return sum(tensor_bytes(info) for node in leaving for info in graph.nodes[node].outputs)
 
 
 def _leaves(graph: Graph, node: int, inside: frozenset[int]) -> bool:
@@ -238,7 +275,8 @@ def _leaves(graph: Graph, node: int, inside: frozenset[int]) -> bool:
     return graph.is_output(node) or not readers or any(reader not in inside for reader in readers)
 
 
-def _tensor_bytes(info: TensorInfo) -> int:
+def tensor_bytes(info: TensorInfo) -> int:
+    """Bytes of a tensor of static shape."""
     return count_elements(info) * size_bytes(info.dtype)
 
 

@@ -28,6 +28,7 @@ _MOVES = LEAF_KINDS | {
     Kind.LAYOUT_TRANSFORM,
     Kind.PAD,
     Kind.RESHAPE,
+    Kind.SLICE,
     Kind.TRANSPOSE,
 }
 

@@ -63,9 +63,11 @@ class Kind(str, Enum):
     LAYOUT_TRANSFORM = "layout_transform"
     PAD = "pad"
     RESHAPE = "reshape"
+    #: A part of its operand, at places that are known.
+    SLICE = "slice"
     TRANSPOSE = "transpose"
     #: Any other operator that moves or repeats elements: each result element is computed from a few, known
-    #: by its position or by an index operand (slices, gathers, resizing).
+    #: by its position or by an index operand (gathers, resizing).
     INJECTIVE = "injective"
     #: Operators that sum, or take the largest of, many elements.
     POOL = "pool"
@@ -130,7 +132,7 @@ VIEW_KINDS = frozenset({Kind.EXPAND_DIMS, Kind.RESHAPE})
 INJECTIVE_KINDS = (
     ELEMENTWISE_KINDS
     | VIEW_KINDS
-    | {Kind.CONCATENATE, Kind.INJECTIVE, Kind.LAYOUT_TRANSFORM, Kind.PAD, Kind.TRANSPOSE}
+    | {Kind.CONCATENATE, Kind.INJECTIVE, Kind.LAYOUT_TRANSFORM, Kind.PAD, Kind.SLICE, Kind.TRANSPOSE}
 )
 
 #: Kinds that are no operator.

@@ -43,6 +43,8 @@ class Candidate:
         anchor: Id of the group's anchor; None where it has none.
         nodes: Ids of the group's operators without the extension, in topological order.
         added: Ids of the operators that would join, in topological order.
+        copied: Ids of results among these that one kernel would write beside others, and another one would
+            have to copy from there, because what reads them cannot.
     """
 
     extension: Extension
@@ -50,6 +52,7 @@ class Candidate:
     anchor: int | None
     nodes: tuple[int, ...]
     added: tuple[int, ...]
+    copied: tuple[int, ...] = ()
 
 
 Accept = Callable[[Graph, Candidate], "Reason | None"]

@@ -60,6 +60,10 @@ class Code(str, Enum):
     TOO_MANY_ARGUMENTS = "too-many-arguments"
     TARGET_CANNOT_JOIN = "target-cannot-join"
     LEFT_OUT_BY_USER = "left-out-by-user"
+    # Layers side by side
+    SIBLINGS_DIFFER = "siblings-differ"
+    SIBLING_GROUPED = "sibling-grouped"
+    SIBLING_DTYPE = "sibling-dtype"
     # Kernels on CUDA
     SCHEDULE_DYNAMIC_SHAPE = "schedule-dynamic-shape"
     SCHEDULE_LIBRARY = "schedule-library"
@@ -117,6 +121,9 @@ HINTS = {
     Code.TOO_MANY_ARGUMENTS: "the operators are left to TVM's FuseOps, which splits them",
     Code.TARGET_CANNOT_JOIN: "the target's schedules cannot compute this in one kernel; cuda can do most",
     Code.LEFT_OUT_BY_USER: "change --fuse, --only or --skip, or edit the plan file",
+    Code.SIBLINGS_DIFFER: "each stays a layer of its own; only output channels may differ",
+    Code.SIBLING_GROUPED: "a grouped layer stays one of its own",
+    Code.SIBLING_DTYPE: "a quantized or mixed layer stays one of its own",
     Code.SCHEDULE_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
     Code.SCHEDULE_LIBRARY: "leave -libs out of the target for our schedules",
     Code.SCHEDULE_TUNER: "build outside the tuner's context for our schedules",

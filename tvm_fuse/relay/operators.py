@@ -73,6 +73,7 @@ _KINDS = {
     "nn.contrib_dense_pack": Kind.DENSE,
     "nn.matmul": Kind.MATMUL,
     "nn.batch_matmul": Kind.BATCH_MATMUL,
+    "strided_slice": Kind.SLICE,
     "transpose": Kind.TRANSPOSE,
     "layout_transform": Kind.LAYOUT_TRANSFORM,
     "concatenate": Kind.CONCATENATE,

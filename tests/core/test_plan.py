@@ -9,7 +9,7 @@ import pytest
 
 from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.errors import InternalError
-from tvm_fuse.core.graph import Graph, Kind
+from tvm_fuse.core.graph import Graph, Kind, ReduceAttrs
 from tvm_fuse.core.plan import check_plan, plan_chains
 from tvm_fuse.core.plan_options import Extension, PlanOptions
 from tvm_fuse.core.reason import Code, Reason, Stage
@@ -317,3 +317,12 @@ def test_work_grows_with_the_graph(make, size, monkeypatch):
 
     small, large = work(make(size)), work(make(2 * size))
     assert large < 1.25 * small
+
+
+@pytest.mark.parametrize("target", ["cuda", "cpu", "other"])
+def test_moves_into_a_reduction(target):
+    g, x = start()
+    joined = g.concatenate(g.tanh(x), g.reshape(g.relu(x), *g.shape(x)))
+    total = g.node(Kind.REDUCE, "sum", (joined,), (1, 2 * C, 4, 1), ReduceAttrs((3,), True))
+    (group,) = plan_chains(g.build(total), PlanOptions(target=target)).groups
+    assert (group.name, group.anchor, len(group.prologue)) == ("tanh_relu_concatenate_sum", total, 5)

@@ -29,6 +29,7 @@ from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Code
 from tvm_fuse.core.replay import replay
 
+layouts = Lazy("tvm_fuse.relay.layout_pass")
 partition_pass = Lazy("tvm_fuse.relay.partition_pass")
 record = Lazy("tvm_fuse.relay.record")
 reader = Lazy("tvm_fuse.relay.read")
@@ -197,3 +198,21 @@ def test_fuse_ops_cuts_no_group():
         decision for decision in record.last_report()["PartitionChains"].decisions if not decision.applied
     ]
     assert [decision.reason.code for decision in refused] == [Code.TARGET_CANNOT_JOIN]
+
+
+@pytest.mark.parametrize("target", ["llvm", CUDA])
+def test_b055_a_norm_that_stays_uses_its_stored_statistics(target):
+    """A batch norm after an activation, which nothing absorbs: no mean or variance of the data."""
+    net = Net()
+    x = net.input("x", SHAPE)
+    mean, variance = np.array([1, -2, 3, 0.5], "float32"), np.array([0.25, 4, 1, 9], "float32")
+    vectors = [
+        relay.const(vector) for vector in (np.ones(4, "float32"), np.zeros(4, "float32"), mean, variance)
+    ]
+    norm = relay.nn.batch_norm(relay.nn.relu(x), *vectors, epsilon=0.0)[0]
+    resolved = targets.resolve_target(target)
+    fused = partition_pass.partition_chains(layouts.decide_layout(net.module(norm), resolved), resolved)
+    assert not {"mean", "variance", "sum"} & set(count_operators(fused))
+    feed = feeds(fused)
+    want = (np.maximum(feed["x"], 0) - mean[:, None, None]) / np.sqrt(variance)[:, None, None]
+    np.testing.assert_allclose(run(plain_build(fused), feed)[0], want, atol=1e-5, rtol=1e-5)

@@ -16,7 +16,7 @@ import math
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, VIEW_KINDS, ConvAttrs, Dim, Graph, Kind, Node, ReduceAttrs
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, ConvAttrs, Dim, Graph, Kind, Node, ReduceAttrs
 from tvm_fuse.core.group import FusionGroup, make_group
 from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.core.region import find_region
@@ -100,12 +100,13 @@ def find_row_join(graph: Graph, reduction: Node, taken: Collection[int] = ()) ->
     if reduction.id not in nodes:
         return Reason(Code.RESULT_SHARED, str(reduction), "statistics that only their row reads", "others")
     heavy = [node for node in nodes if graph.nodes[node].kind is Kind.REDUCE]
-    if heavy[-1] != reduction.id or len(nodes) == 1:
+    if heavy[-1] != reduction.id or (result == reduction.id and len(heavy) == 1):
         return Reason(Code.OPERATOR_ALONE, str(reduction), "operators on the same rows", "none")
     return RowJoin(reduction.id, nodes, result, tuple(heavy[:-1]))
 
 
-_BETWEEN = ELEMENTWISE_KINDS | VIEW_KINDS
+#: No reshape: TVM's schedule of reductions for CPUs, where a plan for CUDA is checked, knows none beside one.
+_BETWEEN = ELEMENTWISE_KINDS | {Kind.EXPAND_DIMS}
 
 
 def _last_along_row(graph: Graph, reduction: Node, data: tuple[Dim, ...], taken: Collection[int]) -> int:

@@ -92,6 +92,8 @@ def _check_nodes(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
             return "static shapes", f"{node} {node.output}"
         if not takes_no_tuple(graph, node) or not _has_its_tuples(graph, node, members):
             return "tensors as operands", f"a tuple that {node} reads"
+        if node.kind is Kind.TUPLE and not members.intersection(graph.readers(node.id)):
+            return "operators", f"{node}, a tuple that is no operand in it"
         outside = [reader for reader in graph.readers(node.id) if reader not in members]
         if node.id != group.result and (outside or graph.is_output(node.id)):
             read = f"node {node.id} ({node}) is read outside it"
@@ -118,7 +120,7 @@ def _check_anchored(graph: Graph, group: FusionGroup, capability: Capability) ->
     family = family_of(anchor.kind)
     if family is None or family is ELEMENTWISE:
         return "an anchor that kernels are built around", f"{anchor} ({anchor.op})"
-    if group.absorbed or (anchor.kind is Kind.REDUCE and "normalization" in capability.joined):
+    if group.absorbed or (anchor.kind is Kind.REDUCE and group.result != anchor.id):
         return _check_joined(graph, group, capability)
     after = _computed_from(graph, group.nodes, anchor.id)
     before = tuple(node for node in group.nodes if node not in after and node != anchor.id)
@@ -135,7 +137,8 @@ def _check_joined(graph: Graph, group: FusionGroup, capability: Capability) -> t
     assert group.anchor is not None
     family = "normalization" if graph.nodes[group.anchor].kind is Kind.REDUCE else "gate"
     if family not in capability.joined:
-        return "one heavy operator", f"also {[str(graph.nodes[node]) for node in group.absorbed]}"
+        inner = [str(graph.nodes[node]) for node in group.absorbed]
+        return f"a target that joins a {family}", f"{', '.join(inner) or 'what follows'} in one kernel"
     return check_join(graph, group)
 
 

@@ -16,7 +16,7 @@ from tvm_fuse.core.parity import ParityReport, Tolerance, compare
 from tvm_fuse.core.reason import HINTS, Code, Reason, declined
 from tvm_fuse.core.weights import FoldedLayer
 from tvm_fuse.render import render
-from tvm_fuse.report import Cost, Execution, FusedKernel, Latency, Place, Report, to_json
+from tvm_fuse.report import Cost, Execution, FusedKernel, Latency, Place, Report, Steering, to_json
 
 INF, NAN = float("inf"), float("nan")
 
@@ -110,7 +110,7 @@ def test_every_report_has_both_forms(report):
     assert set(document) == {
         "schema", "tool_version", "tvm", "model", "target", "inputs", "epsilon", "folds", "not_folded",
         "chains", "not_fused", "unfused", "fused", "parity", "latency", "notes",
-        "scale_shifts", "warnings", "execution",
+        "scale_shifts", "warnings", "execution", "steering", "plan_digest",
     }  # fmt: skip
     assert to_json(report) == to_json(replace(report))
 
@@ -230,7 +230,7 @@ def test_a_reason_shows_its_code_node_values_and_hint(where, code):
     assert "got_0" in line
     assert HINTS[code] in text
     (decision,) = json.loads(to_json(report))[where]
-    assert decision["stage"] == "declined"
+    assert decision["stage"] == "condition"
     assert decision["reason"] == {"code": code.value, "at": "node_0", "wanted": "want_0", "got": "got_0"}
 
 
@@ -389,3 +389,26 @@ def test_a_tolerance_of_zero():
 def test_notes_are_shown():
     lines = render(make_report(notes=("first", "second"))).splitlines()
     assert lines[-2:] == ["note: first", "note: second"]
+
+
+# --- what was asked of the plan ------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("steering", "line"),
+    [
+        (Steering(), None),
+        (Steering("none"), "asked for: --fuse none"),
+        (Steering(only=("chain1", "conv*"), max_ops=3), "asked for: --only chain1 --only conv* --max-ops 3"),
+        (Steering(skip=("chain2",)), "asked for: --skip chain2"),
+    ],
+    ids=["nothing", "none", "only", "skip"],
+)
+def test_a_report_says_what_was_asked_of_the_plan(steering, line):
+    report = make_report(steering=steering)
+    lines = [found for found in render(report).splitlines() if found.startswith("asked for")]
+    assert lines == ([line] if line else [])
+    found = json.loads(to_json(report))["steering"]
+    assert (found["fuse"], found["only"], found["max_ops"]) == (
+        steering.fuse, list(steering.only), steering.max_ops,
+    )  # fmt: skip

@@ -11,7 +11,7 @@ from tvm_fuse.cuda.launch import Launch
 from tvm_fuse.cuda.resources import KernelResources, read_resources
 from tvm_fuse.cuda.source import choose_kernel, read_kernels
 from tvm_fuse.progress import Progress, quietly
-from tvm_fuse.relay.fuse import fuse_model
+from tvm_fuse.relay.fuse import FuseOptions, fuse_model
 from tvm_fuse.relay.kernels import KernelBuild, build_kernels
 from tvm_fuse.relay.load import RelayModel
 from tvm_fuse.relay.target import is_cuda, resolve_target
@@ -43,18 +43,21 @@ def resolve_cuda(target: Any, compiler: str = "nvrtc") -> Any:
     return resolved
 
 
-def build_model(model: RelayModel, target: Any, progress: Progress = quietly) -> KernelBuild:
+def build_model(
+    model: RelayModel, target: Any, progress: Progress = quietly, options: FuseOptions | None = None
+) -> KernelBuild:
     """Fold, fuse and build a model for CUDA.
 
     Args:
         model: The model.
         target: What `resolve_cuda` returned.
         progress: Told of each step.
+        options: See ``FuseOptions``.
 
     Returns:
         The build, with CUDA C and launches.
     """
-    fused = fuse_model(model, target, progress=progress)
+    fused = fuse_model(model, target, options, progress)
     with progress("building the fused model"):
         return build_kernels(fused.module, target)
 

@@ -13,6 +13,7 @@ from typing import Any
 from tvm_fuse import __version__
 from tvm_fuse.core.errors import ParityFailed
 from tvm_fuse.core.parity import ParityReport, ToleranceChoice
+from tvm_fuse.core.plan_file import PlanFile
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.places import AUTO, Job, Pair, build_pair, choose_runner
 from tvm_fuse.progress import Progress, quietly
@@ -20,7 +21,7 @@ from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.fuse import FuseOptions, fuse_model
 from tvm_fuse.relay.load import RelayModel, model_from_module
 from tvm_fuse.relay.target import resolve_target
-from tvm_fuse.report import Cost, FusedKernel, Report
+from tvm_fuse.report import Cost, FusedKernel, Report, steering_of
 
 __all__ = ["Compiled", "Options", "compile", "compile_model"]
 
@@ -56,12 +57,14 @@ class Compiled:
         library: What ``relay.build`` returned.
         cuda_source: CUDA C of all kernels; empty on other targets.
         report: What was done and what it bought.
+        plan: The fusion plan, which a later run can carry out again (``Options.plan_file``).
     """
 
     module: Any = field(repr=False)
     library: Any = field(repr=False)
     cuda_source: str = field(repr=False)
     report: Report
+    plan: PlanFile = field(repr=False)
 
 
 def compile(
@@ -116,7 +119,7 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         not_folded=_declined(records["FoldBatchNorm"].decisions),
         chains=tuple(
             FusedKernel(group.name, group.anchor_name, group.operators, group.end)
-            for group in records["PartitionChains"].details
+            for group in fused.planned.plan.groups
             if group.is_layer
         ),
         not_fused=_declined(d for d in records["PartitionChains"].decisions if d.rule == "chain"),
@@ -128,8 +131,10 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         scale_shifts=records["FoldScaleShift"].details,
         warnings=checked.warnings,
         execution=outcome.execution if outcome else None,
+        steering=steering_of(options),
+        plan_digest=fused.planned.digest,
     )
-    return Compiled(fused.module, pair.fused.library, pair.fused.cuda_source, report)
+    return Compiled(fused.module, pair.fused.library, pair.fused.cuda_source, report, fused.planned.file)
 
 
 # --- steps -----------------------------------------------------------------------------------

@@ -178,6 +178,8 @@ def _render_title(report: Report) -> list[str]:
         f"{report.model} for {report.target}",
         f"inputs: {', '.join(report.inputs) or 'none'}    ({report.tvm}, tvm-fuse {report.tool_version})",
     ]
+    if str(report.steering):
+        lines.append(f"asked for: {report.steering}")
     if report.execution is not None and report.execution.place is not Place.CPU:
         lines.append(f"run on: {report.execution.device}, {_PLACES[report.execution.place]}")
     return lines

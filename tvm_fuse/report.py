@@ -30,8 +30,10 @@ __all__ = [
     "Latency",
     "Place",
     "Report",
+    "Steering",
     "Verification",
     "quartiles",
+    "steering_of",
     "to_json",
     "to_plain",
 ]
@@ -41,6 +43,12 @@ SCHEMA = {"name": "tvm-fuse/report", "version": 2}
 _FOLD_SCHEMA = {"name": "tvm-fuse/fold-report", "version": 1}
 _KERNELS_SCHEMA = {"name": "tvm-fuse/kernels", "version": 1}
 _VERIFY_SCHEMA = {"name": "tvm-fuse/verification", "version": 1}
+#: Records of ``planning.py``, ``explain.py`` and ``ladder.py``, which need more than this file may import.
+_OTHER_SCHEMAS = {
+    "PlanReport": "tvm-fuse/plan-report",
+    "Explanation": "tvm-fuse/explanation",
+    "Ladder": "tvm-fuse/ladder",
+}
 
 
 @dataclass(frozen=True)
@@ -104,6 +112,37 @@ class Latency:
 
 
 @dataclass(frozen=True)
+class Steering:
+    """What the user asked of the fusion plan.
+
+    Args:
+        fuse: ``all``, ``none``, or ``file`` where a plan file said what to fuse.
+        only, skip: Patterns of groups.
+        max_ops: Most operators of a group; None is the planner's own limit.
+    """
+
+    fuse: str = "all"
+    only: tuple[str, ...] = ()
+    skip: tuple[str, ...] = ()
+    max_ops: int | None = None
+
+    def __str__(self) -> str:
+        parts = [] if self.fuse == "all" else [f"--fuse {self.fuse}"]
+        parts += [f"--only {pattern}" for pattern in self.only] + [
+            f"--skip {pattern}" for pattern in self.skip
+        ]
+        parts += [] if self.max_ops is None else [f"--max-ops {self.max_ops}"]
+        return " ".join(parts)
+
+
+def steering_of(options: Any) -> Steering:
+    """What ``FuseOptions`` ask of the plan."""
+    plan = options.plan
+    fuse = plan.fuse if options.plan_file is None else "file"
+    return Steering(fuse, plan.only, plan.skip, plan.max_ops)
+
+
+@dataclass(frozen=True)
 class Report:
     """The outcome of the main job.
 
@@ -126,6 +165,8 @@ class Report:
         scale_shifts: Other scales and shifts folded into the layers before them.
         warnings: About batch norms whose numbers are legal and yet hardly meant.
         execution: Where the fused model ran, None when nothing was run.
+        steering: What the user asked of the fusion plan.
+        plan_digest: SHA-256 of the plan file of this model; empty when there is none.
     """
 
     tool_version: str
@@ -146,6 +187,8 @@ class Report:
     scale_shifts: tuple[AffineRecord, ...] = ()
     warnings: tuple[Reason, ...] = ()
     execution: Execution | None = None
+    steering: Steering = Steering()
+    plan_digest: str = ""
 
 
 @dataclass(frozen=True)
@@ -246,11 +289,18 @@ class KernelReport:
 # --- JSON ------------------------------------------------------------------------------------
 
 
-def to_json(report: Report | FoldReport | KernelReport | Verification) -> str:
+def to_json(report: Any) -> str:
     """The report as one JSON document with sorted keys, without what records do not show (``repr=False``).
 
     Non-finite numbers are written as the strings ``"inf"``, ``"-inf"`` and ``"nan"``.
+
+    Args:
+        report: A ``Report``, ``FoldReport``, ``KernelReport``, ``Verification``, ``PlanReport``,
+            ``Explanation`` or ``Ladder``.
     """
+    other = _OTHER_SCHEMAS.get(type(report).__name__)
+    if other is not None:
+        return _dump({"schema": {"name": other, "version": 1}, **to_plain(report)})
     if isinstance(report, FoldReport):
         return _dump({"schema": _FOLD_SCHEMA, **to_plain(report)})
     if isinstance(report, KernelReport):

@@ -15,6 +15,7 @@ from tvm_fuse.core import errors
         ("ModelError", 3),
         ("MissingDependency", 4),
         ("ToolFailed", 5),
+        ("ExpectationFailed", 6),
         ("InternalError", 70),
     ],
 )

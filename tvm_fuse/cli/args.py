@@ -1,21 +1,28 @@
-"""Command-line options, each parsed into a value with a clear message when it is wrong."""
+"""The commands of ``tvm-fuse`` and the options of each."""
 
 from __future__ import annotations
 
 import argparse
-import math
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, Callable
 
 from tvm_fuse import __version__
-from tvm_fuse.core.errors import UsageError
+from tvm_fuse.cli.options import (
+    add_epsilon,
+    add_gates,
+    add_json,
+    add_model,
+    add_parity,
+    add_shapes,
+    add_steering,
+    to_mapping,
+)
 
 __all__ = ["make_parser", "to_mapping"]
 
 _EXIT_CODES = """\
 exit codes: 0 done; 1 parity failed; 2 usage; 3 model not supported or broken;
-4 dependency missing; 5 TVM or a compiler failed; 70 a bug in tvm-fuse"""
+4 dependency missing; 5 TVM or a compiler failed; 6 another plan than expected; 70 a bug in tvm-fuse"""
 
 
 def make_parser() -> argparse.ArgumentParser:
@@ -28,7 +35,17 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--version", action="version", version=f"tvm-fuse {__version__}")
     commands = parser.add_subparsers(title="commands", metavar="COMMAND", required=True)
-    for add in (_add_run, _add_kernels, _add_export, _add_fold, _add_manifest, _add_verify, _add_doctor):
+    for add in (
+        _add_run,
+        _add_plan,
+        _add_explain,
+        _add_kernels,
+        _add_export,
+        _add_fold,
+        _add_manifest,
+        _add_verify,
+        _add_doctor,
+    ):
         add(commands)
     return parser
 
@@ -53,7 +70,7 @@ def _add_run(commands: Any) -> None:
         description="Import a model, fold its batch norms, fuse its chains, build it with relay.build,\n"
         "compare it with the unfused model, and show what the fusion bought.",
     )
-    _add_model(parser)
+    add_model(parser)
     parser.add_argument(
         "--target",
         default="llvm",
@@ -71,10 +88,12 @@ def _add_run(commands: Any) -> None:
         action="store_true",
         help="on the emulator: look at every access to memory, and name the thread that errs",
     )
-    _add_epsilon(parser)
-    _add_parity(parser)
+    add_epsilon(parser)
+    add_parity(parser)
+    add_steering(parser)
+    add_gates(parser)
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
-    _add_json(parser)
+    add_json(parser)
     parser.add_argument(
         "--output",
         type=Path,
@@ -82,6 +101,52 @@ def _add_run(commands: Any) -> None:
         help="write report.json, and model.so or kernels.cu, into this folder "
         "(default for CUDA without a GPU: MODEL-cuda in the current folder)",
     )
+
+
+def _add_plan(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "plan",
+        summary="show what would become one kernel, without building it",
+        description="Fold a model and plan its fusion, and show each kernel, what it saves, and why\n"
+        "other operators are in none. Nothing is built.",
+    )
+    _add_planned(parser)
+    parser.add_argument("-o", "--output", type=Path, metavar="FILE", help="as --save-plan")
+    parser.add_argument(
+        "--diff", type=Path, metavar="FILE", help="show what changed since this plan (- there, + now)"
+    )
+
+
+def _add_explain(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "explain",
+        summary="tell for each layer and batch norm what it was fused with, or what stopped it",
+        description="Tell for each convolution, matrix product and batch norm, or for NODE, what it was\n"
+        "fused with or folded into, or which condition failed, and what helps. Nothing is built.",
+    )
+    _add_planned(parser, "NODE")
+
+
+def _add_planned(parser: Any, node: str = "") -> None:
+    """What the commands have in common that plan and do not build."""
+    add_model(parser)
+    if node:
+        parser.add_argument(
+            "node", nargs="?", metavar=node, help="name of an operator or batch norm, a pattern, or #NUMBER"
+        )
+    parser.add_argument("--target", default="llvm", help="as of `tvm-fuse run` (default: llvm)")
+    parser.add_argument(
+        "--measure",
+        action="store_true",
+        help="on CUDA, compile the kernels that may need too many registers and cut those that do, as `run`",
+    )
+    add_epsilon(parser)
+    add_steering(parser)
+    add_gates(parser)
+    parser.add_argument("--svg", type=Path, metavar="FILE", help="draw the plan")
+    add_json(parser)
 
 
 def _add_kernels(commands: Any) -> None:
@@ -92,7 +157,7 @@ def _add_kernels(commands: Any) -> None:
         description="Fold and fuse a model, compile its CUDA kernels, and show for each its launch,\n"
         "registers, spills, stack, shared memory and occupancy, the worst first. No GPU is needed.",
     )
-    _add_model(parser)
+    add_model(parser)
     parser.add_argument(
         "--target", default="cuda", help="such as 'cuda -arch=sm_80' (default: the visible GPU)"
     )
@@ -104,7 +169,8 @@ def _add_kernels(commands: Any) -> None:
         metavar="KERNEL",
         help="print the CUDA C of this kernel instead; a part of its name will do",
     )
-    _add_json(parser)
+    add_steering(parser)
+    add_json(parser)
 
 
 def _add_export(commands: Any) -> None:
@@ -116,7 +182,7 @@ def _add_export(commands: Any) -> None:
         "the graph, the weights and the outputs to expect. `python -m tvm_fuse.runner` runs it with the\n"
         "NVIDIA driver alone. No GPU is needed here.",
     )
-    _add_model(parser)
+    add_model(parser)
     parser.add_argument(
         "-o", "--output", type=Path, required=True, metavar="BUNDLE", help="folder for the bundle"
     )
@@ -135,8 +201,9 @@ def _add_export(commands: Any) -> None:
         action="store_true",
         help="for timing: draw weights like the model's from the seed, instead of shipping them",
     )
-    _add_epsilon(parser)
-    _add_parity(parser)
+    add_epsilon(parser)
+    add_parity(parser)
+    add_steering(parser)
 
 
 def _add_fold(commands: Any) -> None:
@@ -147,7 +214,7 @@ def _add_fold(commands: Any) -> None:
         description="Fold the batch norms of a model into its weights and save it, with a manifest of\n"
         "what was folded. An ONNX file becomes an ONNX file without TVM.",
     )
-    _add_model(parser)
+    add_model(parser)
     parser.add_argument(
         "-o",
         "--output",
@@ -156,8 +223,8 @@ def _add_fold(commands: Any) -> None:
         metavar="OUT",
         help="OUT.onnx, or a folder for a Relay module and its parameters",
     )
-    _add_epsilon(parser)
-    _add_json(parser)
+    add_epsilon(parser)
+    add_json(parser)
 
 
 def _add_manifest(commands: Any) -> None:
@@ -168,7 +235,7 @@ def _add_manifest(commands: Any) -> None:
         description="Show the manifest of a model that `tvm-fuse fold` saved.",
     )
     parser.add_argument("model", type=Path, metavar="FILE", help="folded ONNX file or folder")
-    _add_json(parser)
+    add_json(parser)
 
 
 def _add_verify(commands: Any) -> None:
@@ -183,9 +250,9 @@ def _add_verify(commands: Any) -> None:
     parser.add_argument(
         "--source", type=Path, required=True, metavar="MODEL", help="the model that it was made from"
     )
-    _add_shapes(parser)
-    _add_parity(parser)
-    _add_json(parser)
+    add_shapes(parser)
+    add_parity(parser)
+    add_json(parser)
 
 
 def _add_doctor(commands: Any) -> None:
@@ -197,144 +264,13 @@ def _add_doctor(commands: Any) -> None:
     )
 
 
-# --- options that commands share -------------------------------------------------------------
-
-
-def _add_model(parser: Any) -> None:
-    parser.add_argument(
-        "model",
-        type=Path,
-        metavar="MODEL",
-        help="ONNX file, Relay text (.relay) or JSON (.json), or a folder that `tvm-fuse fold` wrote",
-    )
-    _add_shapes(parser)
-
-
-def _add_shapes(parser: Any) -> None:
-    parser.add_argument(
-        "--params", type=Path, metavar="FILE", help="parameters of a Relay module (save_param_dict)"
-    )
-    parser.add_argument(
-        "--shape",
-        type=_argument(_parse_shape),
-        action="append",
-        default=[],
-        metavar="NAME=1x3x224x224",
-        help="whole shape of an input with dynamic dimensions; may be repeated",
-    )
-
-
-def _add_epsilon(parser: Any) -> None:
-    parser.add_argument(
-        "--epsilon",
-        type=_argument(_parse_epsilon),
-        action="append",
-        default=[],
-        metavar="NAME=1e-3",
-        help="epsilon a batch norm was trained with; NAME may be a pattern such as '*'; may be repeated",
-    )
-    parser.add_argument(
-        "--epsilon-config",
-        type=Path,
-        metavar="FILE",
-        help="training config with these epsilons, JSON or YAML: names or patterns, one number under "
-        "'epsilon', or a Keras model.to_json(); --epsilon wins",
-    )
-    parser.add_argument(
-        "--align-epsilon", action="store_true", help="use the expected epsilon where the graph's differs"
-    )
-
-
-def _add_parity(parser: Any) -> None:
-    for name, kind in (("--atol", "absolute"), ("--rtol", "relative")):
-        parser.add_argument(
-            name,
-            type=_argument(_parse_tolerance),
-            metavar="X",
-            help=f"{kind} tolerance of parity, for all outputs (default: by dtype, 1e-5 for float32)",
-        )
-    parser.add_argument(
-        "--seed",
-        type=_argument(_parse_seed),
-        default=0,
-        metavar="N",
-        help="seed of the parity inputs (default: 0)",
-    )
-
-
-def _add_json(parser: Any) -> None:
-    parser.add_argument("--json", action="store_true", help="print one JSON document on standard output")
-
-
 def _lazily(command: str) -> Callable[[argparse.Namespace], int]:
     """Import a command's code only when it runs, so that ``-h`` is quick."""
 
     def run(args: argparse.Namespace) -> int:
-        from tvm_fuse.cli import commands
+        from tvm_fuse.cli import commands, plan_commands
 
-        return int(getattr(commands, f"run_{command}")(args))
+        module = plan_commands if command in plan_commands.COMMANDS else commands
+        return int(getattr(module, f"run_{command}")(args))
 
     return run
-
-
-def to_mapping(pairs: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:
-    """Collect repeated ``NAME=VALUE`` options.
-
-    Raises:
-        UsageError: A name was given twice.
-    """
-    values: dict[str, Any] = {}
-    for name, value in pairs:
-        if name in values:
-            raise UsageError(f"{option} {name}=... was given twice")
-        values[name] = value
-    return values
-
-
-def _argument(parse: Callable[[str], Any]) -> Callable[[str], Any]:
-    """Let argparse report a ``ValueError`` with its message."""
-
-    def convert(text: str) -> Any:
-        try:
-            return parse(text)
-        except ValueError as error:
-            raise argparse.ArgumentTypeError(str(error)) from error
-
-    return convert
-
-
-def _split(text: str, form: str) -> tuple[str, str]:
-    name, equals, value = text.rpartition("=")
-    if not equals or not name or not value:
-        raise ValueError(f"{text!r}: wanted {form}")
-    return name, value
-
-
-def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
-    form = "NAME=1x3x224x224"
-    name, value = _split(text, form)
-    sizes = value.lower().replace(",", "x").split("x")
-    if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
-        raise ValueError(f"{text!r}: wanted {form}, with sizes above 0")
-    return name, tuple(int(size) for size in sizes)
-
-
-def _parse_epsilon(text: str) -> tuple[str, float]:
-    name, value = _split(text, "NAME=1e-3")
-    return name, _parse_tolerance(value)
-
-
-def _parse_seed(text: str) -> int:
-    if not (text.isascii() and text.isdigit()):
-        raise ValueError(f"{text!r}: wanted a whole number >= 0")
-    return int(text)
-
-
-def _parse_tolerance(text: str) -> float:
-    try:
-        value = float(text)
-    except ValueError:
-        raise ValueError(f"{text!r}: wanted a number such as 1e-5") from None
-    if not math.isfinite(value) or value < 0:
-        raise ValueError(f"{text!r}: wanted a finite number >= 0")
-    return value

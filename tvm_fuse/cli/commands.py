@@ -10,8 +10,9 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-from tvm_fuse.cli.args import to_mapping
+from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
+from tvm_fuse.cli.steering import check_gates, read_steering
 from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import GivenTolerance
@@ -34,6 +35,7 @@ def run_run(args: argparse.Namespace) -> int:
     shapes = to_mapping(args.shape, "--shape")
     epsilon = to_mapping(args.epsilon, "--epsilon")
     config = _epsilon_config(args)
+    steering = read_steering(args)
     if args.output is not None:
         _check_folder(args.output)
     with show_progress("loading TVM"):
@@ -50,6 +52,7 @@ def run_run(args: argparse.Namespace) -> int:
         latency=not args.no_latency,
         device=args.device,
         checked=args.checked,
+        **steering.options,
     )
     with show_progress("importing the model"):
         model = load_model(args.model, shapes=shapes, params=args.params)
@@ -66,21 +69,26 @@ def run_run(args: argparse.Namespace) -> int:
         for file in _save(compiled, document, output):
             print(f"wrote {file}", file=people)
     parity = compiled.report.parity
-    return ParityFailed.exit_code if parity is not None and not parity.passed else 0
+    if parity is not None and not parity.passed:
+        return ParityFailed.exit_code
+    check_gates(steering, len(compiled.report.chains), compiled.report.not_fused, compiled.plan)
+    return 0
 
 
 def run_kernels(args: argparse.Namespace) -> int:
     """Show what each CUDA kernel uses, or the source of one."""
     shapes = to_mapping(args.shape, "--shape")
+    steering = read_steering(args)
     with show_progress("loading TVM"):
         from tvm_fuse import kernels
+        from tvm_fuse.relay.fuse import FuseOptions
         from tvm_fuse.relay.load import load_model
         from tvm_fuse.render import render_kernels
         from tvm_fuse.report import to_json
     target = kernels.resolve_cuda(args.target, args.compiler)
     with show_progress("importing the model"):
         model = load_model(args.model, shapes=shapes, params=args.params)
-    build = kernels.build_model(model, target, show_progress)
+    build = kernels.build_model(model, target, show_progress, FuseOptions(**steering.options))
     if args.source is not None:
         print(kernels.show_source(build, args.source))
         return 0
@@ -95,6 +103,7 @@ def run_export(args: argparse.Namespace) -> int:
     shapes = to_mapping(args.shape, "--shape")
     epsilon = to_mapping(args.epsilon, "--epsilon")
     config = _epsilon_config(args)
+    steering = read_steering(args)
     _check_folder(args.output, "-o")
     with show_progress("loading TVM"):
         from tvm_fuse.cuda.bundle_text import render_bundle
@@ -107,6 +116,7 @@ def run_export(args: argparse.Namespace) -> int:
         epsilon=epsilon,
         epsilon_config=config,
         align_epsilon=args.align_epsilon,
+        **steering.options,
     )
     arguments = args.model, args.output, args.target, options
     bundle = export_file(*arguments, shapes=shapes, params=args.params, progress=show_progress)

@@ -23,7 +23,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     Returns:
         0 done; 1 parity failed; 2 usage; 3 the model is not supported or broken; 4 a dependency
-        is missing; 5 TVM or another tool failed; 70 a bug in tvm-fuse; 130 interrupted.
+        is missing; 5 TVM or another tool failed; 6 another plan than expected; 70 a bug in tvm-fuse;
+        130 interrupted.
     """
     try:
         code = _run(argv)

@@ -10,6 +10,7 @@ what to do about it.
 from __future__ import annotations
 
 __all__ = [
+    "ExpectationFailed",
     "InternalError",
     "MissingDependency",
     "ModelError",
@@ -67,6 +68,12 @@ class ParityFailed(TvmFuseError):  # noqa: N818
     """The fused model's outputs differ from the unfused model's."""
 
     exit_code = 1
+
+
+class ExpectationFailed(TvmFuseError):  # noqa: N818
+    """The plan is not the one that ``--expect-fused`` or ``--expect-plan`` asks for."""
+
+    exit_code = 6
 
 
 class InternalError(Exception):

@@ -25,7 +25,7 @@ from tvm_fuse.core.legality import find_fault, find_overlap
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
 from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
 from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, takes_no_tuple
-from tvm_fuse.core.steer import leave_out
+from tvm_fuse.core.steer import leave_alone, leave_out
 
 __all__ = ["FusionGroup", "FusionPlan", "check_plan", "decide_groups", "plan_chains"]
 
@@ -75,6 +75,9 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
     groups = tuple(sorted(planner.groups, key=_position))
     groups = tuple(replace(group, id=f"chain{index}") for index, group in enumerate(groups))
     kept, alone, by_user = leave_out(graph, groups, options)
+    if options.max_ops is not None:  # TVM must not make a larger kernel of what is in none
+        grouped = {node for group in (*kept, *alone) for node in group.nodes}
+        alone += leave_alone(graph, (node.id for node in graph.nodes if node.id not in grouped))
     decisions = [*planner.decisions, *map(_applied, kept), *by_user]
     decided = {decision.node for decision in decisions}.union(*(group.nodes for group in kept))
     decisions += [planner.explain(node) for node in graph.nodes if node.id not in decided and _computes(node)]

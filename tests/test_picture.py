@@ -1,0 +1,76 @@
+"""The picture of a plan: well-formed, the same bytes each time, and all that it should show."""
+
+from __future__ import annotations
+
+import xml.etree.ElementTree as ET
+
+import numpy as np
+import pytest
+
+from tests.support.onnx_models import Builder
+from tvm_fuse.relay.fuse import FuseOptions, fuse_model
+from tvm_fuse.relay.load import load_model
+from tvm_fuse.relay.target import resolve_target
+
+pytestmark = pytest.mark.relay
+
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def draw(tmp_path):
+    from tvm_fuse.picture import draw_plan
+
+    b = Builder(dtype=np.float32)
+    x = b.input("x", (1, 3, 6, 6))
+    first = b.relu(b.batch_norm(b.conv(x, 4, name='<a> & "b"'), name="norm<1>"))
+    lonely = b.conv(first, 4, pad=1, name="lonely")
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b.build([b.op("Add", first, lonely, name="sum"), lonely]).SerializeToString())
+    model = load_model(path, shapes={}, params=None)
+    target = resolve_target("cuda -arch=sm_80")
+    return draw_plan("a<b", fuse_model(model, target, FuseOptions(is_measured=False)))
+
+
+@pytest.fixture
+def picture(tmp_path):
+    return draw(tmp_path)
+
+
+def test_the_same_model_gives_the_same_bytes(picture, tmp_path):
+    assert draw(tmp_path) == picture
+
+
+def test_it_is_well_formed_and_shows_everything(picture):
+    root = ET.fromstring(picture)
+    texts = [element.text for element in root.iter(f"{SVG}text")]
+    assert "a<b" in texts
+    assert '<a> & "b"' in texts
+    assert "norm<1> folded in" in texts
+    assert "chain0  conv2d + bias + relu" in texts
+    assert {"result-returned", "wanted a value only the chain reads", "got a model output"} <= set(texts)
+    assert {"x", "output 0", "output 1"} <= set(texts)
+    assert texts.count("1x4x4x4") == 3  # of chain0, the other convolution and the sum
+    tips = [element.text for element in root.iter(f"{SVG}title")]
+    assert any("ends there: result-shared" in tip for tip in tips)
+    boxes = [element for element in root.iter(f"{SVG}rect") if element.get("class", "").startswith("box")]
+    # x, chain0, lonely, sum, two outputs
+    assert len(boxes) == 6
+    edges = [element for element in root.iter(f"{SVG}path") if element.get("class") == "edge"]
+    assert len(edges) == 6
+
+
+def test_boxes_are_inside_and_apart(picture):
+    root = ET.fromstring(picture)
+    width, height = float(root.get("width")), float(root.get("height"))
+    places = [
+        tuple(float(element.get(name)) for name in ("x", "y", "width", "height"))
+        for element in root.iter(f"{SVG}rect")
+        if element.get("class", "").startswith("box")
+    ]
+    for index, (x, y, w, h) in enumerate(places):
+        assert x >= 0
+        assert y >= 0
+        assert x + w <= width
+        assert y + h <= height
+        for other_x, other_y, other_w, other_h in places[:index]:
+            assert x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y

@@ -1,0 +1,96 @@
+"""The commands that plan and build nothing. Each gets the parsed arguments and returns an exit code."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from typing import Any
+
+from tvm_fuse.cli.options import to_mapping
+from tvm_fuse.cli.progress import show_progress
+from tvm_fuse.cli.steering import Steering, check_gates, check_writable, read_steering
+from tvm_fuse.core.epsilon import EpsilonConfig
+from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.plan_file import diff, load
+from tvm_fuse.epsilon_config import read_epsilon_config
+
+__all__ = ["COMMANDS", "run_explain", "run_plan"]
+
+COMMANDS = ("plan", "explain")
+
+
+def run_plan(args: argparse.Namespace) -> int:
+    """Show the kernels of a plan; exit code 6 when it is not what is expected."""
+    if args.output is not None:
+        if args.save_plan is not None:
+            raise UsageError("-o and --save-plan are the same: give one of them")
+        args.save_plan = args.output
+    before = None if args.diff is None else load(args.diff)
+    steering = read_steering(args)
+    fused, report = _plan(args, steering)
+    from tvm_fuse.render_plan import render_plan
+    from tvm_fuse.report import to_json
+
+    difference = None if before is None else diff(before, report.file)
+    if args.json:
+        print(to_json(report))
+    else:
+        print(render_plan(report))
+    if difference is not None:
+        lines = difference.lines or ("the same plan",)
+        people = sys.stderr if args.json else sys.stdout
+        print(f"\nchanged since {args.diff.name}:", *lines, sep="\n  ", file=people)
+    _finish(args, steering, fused, report)
+    return 0
+
+
+def run_explain(args: argparse.Namespace) -> int:
+    """Say what became of each layer and batch norm, or of one node."""
+    steering = read_steering(args)
+    fused, report = _plan(args, steering)
+    from tvm_fuse.explain import explain_model
+    from tvm_fuse.render_plan import render_explanation
+    from tvm_fuse.report import to_json
+
+    explanation = explain_model(report.model, report.target, fused, args.node)
+    print(to_json(explanation) if args.json else render_explanation(explanation))
+    _finish(args, steering, fused, report)
+    return 0
+
+
+def _plan(args: argparse.Namespace, steering: Steering) -> tuple[Any, Any]:
+    shapes = to_mapping(args.shape, "--shape")
+    epsilon = to_mapping(args.epsilon, "--epsilon")
+    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
+    if args.svg is not None:
+        check_writable(args.svg, "--svg")
+    with show_progress("loading TVM"):
+        from tvm_fuse.planning import plan_model
+        from tvm_fuse.relay.fuse import FuseOptions
+        from tvm_fuse.relay.load import load_model
+    options = FuseOptions(
+        epsilon=epsilon,
+        epsilon_config=config,
+        align_epsilon=args.align_epsilon,
+        is_measured=args.measure,
+        **steering.options,
+    )
+    with show_progress("importing the model"):
+        model = load_model(args.model, shapes=shapes, params=args.params)
+    return plan_model(model, args.target, options, show_progress)
+
+
+def _finish(args: argparse.Namespace, steering: Steering, fused: Any, report: Any) -> None:
+    """Write what was asked for, then look at the expectations."""
+    written = [args.save_plan] if args.save_plan is not None else []
+    if args.svg is not None:
+        from tvm_fuse.picture import draw_plan
+
+        try:
+            args.svg.write_text(draw_plan(report.model, fused), encoding="utf-8")
+        except OSError as error:
+            raise UsageError(f"--svg {args.svg}: cannot be written: {error.strerror}") from error
+        written.append(args.svg)
+    for file in written:
+        print(f"wrote {file}", file=sys.stderr)
+    check_gates(steering, report.fused, report.not_fused, report.file)

@@ -12,6 +12,7 @@ from tests.support.lazy import Lazy
 from tvm_fuse.core.accept import compare_extension
 from tvm_fuse.core.targets import DEVICES
 
+horizontal = Lazy("benchmarks.horizontal")
 launches = Lazy("benchmarks.launches")
 
 ROOT = Path(__file__).parents[1]
@@ -99,6 +100,23 @@ def test_launches():
     rows = results("launches")
     assert launches.make_table(rows) in TEXT
     assert {"resnet50", "mobilenet_v2", "efficientnet_b0"} <= rows.keys()
+
+
+@pytest.mark.relay
+def test_layers_side_by_side():
+    assert horizontal.make_table(results("horizontal")) in TEXT
+
+
+@pytest.mark.relay
+@pytest.mark.cuda_codegen
+@pytest.mark.slow
+def test_layers_side_by_side_again():
+    """One row of the committed table."""
+    function = horizontal.MODELS["inception block"]()
+    assert (
+        horizontal.count(function, launches.resolve_target(launches.TARGET))
+        == results("horizontal")["inception block"]
+    )
 
 
 @pytest.mark.relay

@@ -64,6 +64,7 @@ class Code(str, Enum):
     SIBLINGS_DIFFER = "siblings-differ"
     SIBLING_GROUPED = "sibling-grouped"
     SIBLING_DTYPE = "sibling-dtype"
+    SEVERAL_RESULTS = "several-results"
     # Kernels on CUDA
     SCHEDULE_DYNAMIC_SHAPE = "schedule-dynamic-shape"
     SCHEDULE_LIBRARY = "schedule-library"
@@ -124,6 +125,7 @@ HINTS = {
     Code.SIBLINGS_DIFFER: "each stays a layer of its own; only output channels may differ",
     Code.SIBLING_GROUPED: "a grouped layer stays one of its own",
     Code.SIBLING_DTYPE: "a quantized or mixed layer stays one of its own",
+    Code.SEVERAL_RESULTS: "each is a kernel of its own, and reads the value itself",
     Code.SCHEDULE_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
     Code.SCHEDULE_LIBRARY: "leave -libs out of the target for our schedules",
     Code.SCHEDULE_TUNER: "build outside the tuner's context for our schedules",

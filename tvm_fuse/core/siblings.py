@@ -9,7 +9,7 @@ Weights lie in a row along their output channels, and so do the constants of wha
 same way (a bias, an activation). These operators are *rows*: one operator of each branch. Rows end where the
 branches differ, or where a value is read beside the branch. A reshape that keeps the channels last may be
 among them; it comes last in the combined branch, so that a bias behind it joins the layer's kernel.
-Nothing else is computed in another order, so every number stays what it was.
+Every result keeps its formula and its operands.
 """
 
 from __future__ import annotations

@@ -11,8 +11,8 @@ puts together in their order need no slices. The pass runs before layouts are de
 no siblings left, so it is idempotent.
 
 TVM's CombineParallelConv2D, -Dense and -BatchMatmul do less: no ``bias_add`` and nothing that is read twice
-in what follows, three branches by default, always slices, and no estimate of what they cost. With its slices of
-mode "size" AlterOpLayout divides by zero on a CPU; ours have ends.
+in what follows, three branches by default, always slices, and no estimate of what they cost. With its slices
+of mode "size" AlterOpLayout divides by zero on a CPU; ours have ends.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from tvm_fuse.core.graph import VIEW_KINDS, Node
-from tvm_fuse.core.parallel import plan_parallel
+from tvm_fuse.core.parallel import explain_readers, plan_parallel
 from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.core.siblings import Siblings, join_constants
@@ -52,7 +52,7 @@ def combine_parallel(module: Any, target: Any = None, options: PlanOptions | Non
 
     Returns:
         The type-inferred module; ``last_report()["CombineParallel"]`` holds the ``Siblings`` and a decision
-        for the layers of each value that two or more read.
+        for the layers, and for the elementwise kernels, of each value that two or more read.
     """
     options = options or PlanOptions()
     if target is not None:
@@ -60,11 +60,15 @@ def combine_parallel(module: Any, target: Any = None, options: PlanOptions | Non
         options = replace(options, target=target_kind(target), accept=accept)
     found: list[Siblings] = []
     decisions: list[Decision] = []
+    if options.fuse == "none":
+        record(PassRecord("CombineParallel", "nothing was to be combined", False, ()))
+        return module
 
     def rewrite(read: ReadFunction) -> Any:
         plan = plan_parallel(read.graph, options)
         found.extend(plan.siblings)
         decisions.extend(plan.decisions)
+        decisions.extend(explain_readers(read.graph, options))
         replacements: dict[int, Replacement] = {}
         for siblings in plan.siblings:
             replacements.update(_replace(read, siblings))

@@ -15,6 +15,7 @@ from tvm_fuse.cli.options import (
     add_parity,
     add_shapes,
     add_steering,
+    count,
     to_mapping,
 )
 
@@ -39,6 +40,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_run,
         _add_plan,
         _add_explain,
+        _add_ladder,
         _add_kernels,
         _add_export,
         _add_fold,
@@ -127,6 +129,50 @@ def _add_explain(commands: Any) -> None:
         "fused with or folded into, or which condition failed, and what helps. Nothing is built.",
     )
     _add_planned(parser, "NODE")
+
+
+def _add_ladder(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "ladder",
+        summary="fuse a model bit by bit, and time and check each bit",
+        description="Build a model unfused, folded, and fused bit by bit; compare the outputs of each rung\n"
+        "with the unfused model's and its time with that of the rung before; name what made it slower or\n"
+        "wrong.",
+    )
+    add_model(parser)
+    parser.add_argument("--target", default="llvm", help="as of `tvm-fuse run`; it must run on this machine")
+    parser.add_argument(
+        "--by",
+        choices=("step", "chain"),
+        default="step",
+        help="add one kind of step after another (bias, activation, ...; the default), or one slice of the "
+        "kernels after another",
+    )
+    parser.add_argument(
+        "--slices",
+        type=count,
+        default=8,
+        metavar="N",
+        help="rungs of a ladder by chain at most (default: 8)",
+    )
+    parser.add_argument(
+        "--repeats",
+        type=count,
+        default=30,
+        metavar="N",
+        help="rounds in which a rung and the one before run in turn, in four seconds at most (default: 30)",
+    )
+    add_epsilon(parser)
+    add_parity(parser)
+    add_steering(parser)
+    parser.add_argument(
+        "--keep-best", type=Path, metavar="PLAN.json", help="write the plan of the fastest rung that is right"
+    )
+    parser.add_argument(
+        "-o", "--output", type=Path, metavar="DIR", help="write ladder.json, ladder.txt and ladder.svg"
+    )
+    add_json(parser)
 
 
 def _add_planned(parser: Any, node: str = "") -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import os
 import sys
 import tempfile
 from contextlib import suppress
@@ -12,7 +11,7 @@ from typing import Any
 
 from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
-from tvm_fuse.cli.steering import check_gates, read_steering
+from tvm_fuse.cli.steering import check_folder, check_gates, read_steering
 from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import GivenTolerance
@@ -37,7 +36,7 @@ def run_run(args: argparse.Namespace) -> int:
     config = _epsilon_config(args)
     steering = read_steering(args)
     if args.output is not None:
-        _check_folder(args.output)
+        check_folder(args.output)
     with show_progress("loading TVM"):
         from tvm_fuse import pipeline
         from tvm_fuse.relay.load import load_model
@@ -104,7 +103,7 @@ def run_export(args: argparse.Namespace) -> int:
     epsilon = to_mapping(args.epsilon, "--epsilon")
     config = _epsilon_config(args)
     steering = read_steering(args)
-    _check_folder(args.output, "-o")
+    check_folder(args.output, "-o")
     with show_progress("loading TVM"):
         from tvm_fuse.cuda.bundle_text import render_bundle
         from tvm_fuse.relay.export import ExportOptions, export_file
@@ -190,19 +189,6 @@ def _is_compiled(compiled: Any) -> bool:
     from tvm_fuse.relay.target import has_cuda_device
 
     return not compiled.cuda_source or has_cuda_device()
-
-
-def _check_folder(folder: Path, option: str = "--output") -> None:
-    """Refuse a folder that cannot be made or written, before an hour of work is lost."""
-    place = folder.absolute()
-    try:
-        existing = next(path for path in (place, *place.parents) if path.exists())
-    except OSError as error:
-        raise UsageError(f"{option} {folder}: {error.strerror}") from error
-    if not existing.is_dir():
-        raise UsageError(f"{option} {folder}: {existing} is not a folder")
-    if not os.access(existing, os.W_OK | os.X_OK):
-        raise UsageError(f"{option} {folder}: {existing} cannot be written")
 
 
 def _save(compiled: Any, document: str, folder: Path) -> list[Path]:

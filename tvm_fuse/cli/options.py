@@ -18,6 +18,7 @@ __all__ = [
     "add_parity",
     "add_shapes",
     "add_steering",
+    "count",
     "to_mapping",
 ]
 
@@ -112,7 +113,7 @@ def add_steering(parser: Any) -> None:
         )
     parser.add_argument(
         "--max-ops",
-        type=_argument(_parse_count),
+        type=count,
         metavar="N",
         help="at most so many operators in one kernel",
     )
@@ -130,6 +131,11 @@ def add_gates(parser: Any) -> None:
     parser.add_argument(
         "--expect-plan", type=Path, metavar="FILE", help="exit code 6 when the plan differs from this one"
     )
+
+
+def count(text: str) -> int:
+    """A whole number above 0, for ``type=``."""
+    return _argument(_parse_count)(text)  # type: ignore[no-any-return]
 
 
 def to_mapping(pairs: Iterable[tuple[str, Any]], option: str) -> dict[str, Any]:

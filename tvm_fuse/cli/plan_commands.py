@@ -4,19 +4,23 @@ from __future__ import annotations
 
 import argparse
 import sys
+from pathlib import Path
 from typing import Any
 
 from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
-from tvm_fuse.cli.steering import Steering, check_gates, check_writable, read_steering
+from tvm_fuse.cli.steering import Steering, check_folder, check_gates, check_writable, read_steering
 from tvm_fuse.core.epsilon import EpsilonConfig
-from tvm_fuse.core.errors import UsageError
-from tvm_fuse.core.plan_file import diff, load
+from tvm_fuse.core.errors import ParityFailed, UsageError
+from tvm_fuse.core.parity import GivenTolerance
+from tvm_fuse.core.plan_file import diff, load, save
 from tvm_fuse.epsilon_config import read_epsilon_config
 
-__all__ = ["COMMANDS", "run_explain", "run_plan"]
+__all__ = ["COMMANDS", "run_explain", "run_ladder", "run_plan"]
 
-COMMANDS = ("plan", "explain")
+COMMANDS = ("plan", "explain", "ladder")
+
+_INTERRUPTED = 130
 
 
 def run_plan(args: argparse.Namespace) -> int:
@@ -58,10 +62,74 @@ def run_explain(args: argparse.Namespace) -> int:
     return 0
 
 
+def run_ladder(args: argparse.Namespace) -> int:
+    """Climb a ladder; exit code 1 when a rung is wrong, 130 when it was interrupted."""
+    steering = read_steering(args)
+    if args.keep_best is not None:
+        check_writable(args.keep_best, "--keep-best")
+    if args.output is not None:
+        check_folder(args.output, "-o")
+    with show_progress("loading TVM"):
+        from tvm_fuse.ladder import LadderOptions, climb_model
+        from tvm_fuse.relay.load import load_model
+        from tvm_fuse.render_ladder import HEADER, render_ladder, render_rung
+        from tvm_fuse.report import to_json
+    options = LadderOptions(
+        **_epsilons(args),
+        **steering.options,
+        by=args.by,
+        slices=args.slices,
+        repeats=args.repeats,
+        tolerance=GivenTolerance(args.atol, args.rtol),
+        seed=args.seed,
+    )
+    with show_progress("importing the model"):
+        model = load_model(args.model, shapes=to_mapping(args.shape, "--shape"), params=args.params)
+    print(HEADER.rstrip(), file=sys.stderr, flush=True)
+
+    def tell(rung: Any) -> None:
+        print(render_rung(rung), file=sys.stderr, flush=True)
+
+    ladder = climb_model(model, args.target, options, show_progress, tell)
+    text = render_ladder(ladder)
+    print(to_json(ladder) if args.json else text)
+    if args.output is not None:
+        _write_ladder(args.output, ladder, text)
+    if args.keep_best is not None and ladder.best_plan is not None:
+        save(args.keep_best, ladder.best_plan)
+        print(f"wrote {args.keep_best}", file=sys.stderr)
+    if not ladder.is_complete:
+        return _INTERRUPTED
+    return ParityFailed.exit_code if ladder.wrong else 0
+
+
+def _write_ladder(folder: Path, ladder: Any, text: str) -> None:
+    from tvm_fuse.render_ladder import draw_ladder
+    from tvm_fuse.report import to_json
+
+    files = {
+        "ladder.json": to_json(ladder) + "\n",
+        "ladder.txt": text + "\n",
+        "ladder.svg": draw_ladder(ladder),
+    }
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for name, content in files.items():
+            (folder / name).write_text(content, encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+    print(f"wrote {folder}", file=sys.stderr)
+
+
+def _epsilons(args: argparse.Namespace) -> dict[str, Any]:
+    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
+    epsilon = to_mapping(args.epsilon, "--epsilon")
+    return {"epsilon": epsilon, "epsilon_config": config, "align_epsilon": args.align_epsilon}
+
+
 def _plan(args: argparse.Namespace, steering: Steering) -> tuple[Any, Any]:
     shapes = to_mapping(args.shape, "--shape")
-    epsilon = to_mapping(args.epsilon, "--epsilon")
-    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
+    epsilons = _epsilons(args)
     if args.svg is not None:
         check_writable(args.svg, "--svg")
     with show_progress("loading TVM"):
@@ -69,10 +137,8 @@ def _plan(args: argparse.Namespace, steering: Steering) -> tuple[Any, Any]:
         from tvm_fuse.relay.fuse import FuseOptions
         from tvm_fuse.relay.load import load_model
     options = FuseOptions(
-        epsilon=epsilon,
-        epsilon_config=config,
-        align_epsilon=args.align_epsilon,
         is_measured=args.measure,
+        **epsilons,
         **steering.options,
     )
     with show_progress("importing the model"):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import os
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,7 +14,7 @@ from tvm_fuse.core.plan_file import PlanFile, load
 from tvm_fuse.core.plan_options import FUSE_MODES, PlanOptions
 from tvm_fuse.core.reason import Decision
 
-__all__ = ["Gates", "Steering", "check_gates", "check_writable", "read_steering"]
+__all__ = ["Gates", "Steering", "check_folder", "check_gates", "check_writable", "read_steering"]
 
 
 @dataclass(frozen=True)
@@ -92,6 +93,19 @@ def check_writable(file: Path, option: str) -> None:
         raise UsageError(f"{option} {file}: wanted a file, got a folder")
     if not file.absolute().parent.is_dir():
         raise UsageError(f"{option} {file}: the folder {file.absolute().parent} is not there")
+
+
+def check_folder(folder: Path, option: str = "--output") -> None:
+    """Refuse a folder that cannot be made or written, before an hour of work is lost."""
+    place = folder.absolute()
+    try:
+        existing = next(path for path in (place, *place.parents) if path.exists())
+    except OSError as error:
+        raise UsageError(f"{option} {folder}: {error.strerror}") from error
+    if not existing.is_dir():
+        raise UsageError(f"{option} {folder}: {existing} is not a folder")
+    if not os.access(existing, os.W_OK | os.X_OK):
+        raise UsageError(f"{option} {folder}: {existing} cannot be written")
 
 
 def check_gates(steering: Steering, fused: int, not_fused: Iterable[Decision], plan: PlanFile) -> None:

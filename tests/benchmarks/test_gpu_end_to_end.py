@@ -62,7 +62,7 @@ def test_on_the_emulator(prepared, tmp_path):
 
 
 def test_a_mutated_kernel_fails_its_check(prepared, tmp_path):
-    """The first convolution's ReLU6 gone, in the source that the emulator compiles."""
+    """A ReLU6 that is cut at 0.5, in the source that the emulator compiles."""
     from benchmarks.gpu.suite import ARCHIVE, pack, unpack
     from tvm_fuse.cuda.bundle_files import KERNELS_FILE, load_bundle, load_golden, save_bundle
 
@@ -72,7 +72,7 @@ def test_a_mutated_kernel_fails_its_check(prepared, tmp_path):
     bundle = load_bundle(folder)
     files = {record.name: (folder / record.name).read_bytes() for record in bundle.files}
     assert b"6.000000e+00f" in files[KERNELS_FILE]
-    files[KERNELS_FILE] = files[KERNELS_FILE].replace(b"6.000000e+00f", b"6.100000e+00f", 1)
+    files[KERNELS_FILE] = files[KERNELS_FILE].replace(b"6.000000e+00f", b"5.000000e-01f", 1)
     del files["golden.npz"]
     save_bundle(folder, bundle, files, {}, load_golden(folder, bundle))
     pack(tmp_path / "parts", tmp_path / ARCHIVE, about, entries)

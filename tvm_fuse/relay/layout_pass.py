@@ -18,6 +18,7 @@ from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.constant_pass import fold_all_constants, fold_constants
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.partition_pass import dissolve_groups
+from tvm_fuse.relay.prelu_pass import restore_prelus
 from tvm_fuse.relay.read import ReadFunction
 from tvm_fuse.relay.rewrite import Replacement, rebuild_function, renamed
 
@@ -64,7 +65,7 @@ def decide_layout(module: Any, target: Any) -> Any:
         The type-inferred module. Settings of the current ``PassContext`` (config, disabled
         passes) are respected; its opt_level is not, since layout is this pass's purpose.
     """
-    module = fold_constants(dissolve_groups(module))
+    module = fold_constants(restore_prelus(dissolve_groups(module)))
     current = tvm.transform.PassContext.current()
     disabled = {str(name) for name in current.disabled_pass} | {*DISABLED_PASSES, "FoldConstant"}
     prefix = tvm.get_global_func("relay.backend.GetPassPrefixSeq")(True, False)

@@ -146,7 +146,7 @@ _PASSED = (LEAF_KINDS - {Kind.INPUT}) | VIEW_KINDS | {Kind.TUPLE, Kind.GET_ITEM}
 
 def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) -> Box:
     label = group.name.replace("_", " ") if group.anchor is None else " + ".join(_words(graph, group))
-    names = dict.fromkeys(norm for node in group.nodes for norm in norms.get(str(graph.nodes[node]), ()))
+    names = dict.fromkeys(norm for node in group.nodes for norm in _norms_of(graph.nodes[node], norms))
     members = [f"{graph.nodes[node].op}#{node} {graph.nodes[node].name}".strip() for node in group.nodes]
     end = [f"ends there: {group.end}"] if group.end else []
     return Box(
@@ -157,6 +157,12 @@ def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) ->
         nodes=group.nodes,
         result=_shape(graph.nodes[group.result]),
     )
+
+
+def _norms_of(node: Node, norms: dict[str, list[str]]) -> Iterator[str]:
+    """Batch norms folded into a layer, or into the layers that became one (``a + b``)."""
+    for name in str(node).split(" + "):
+        yield from norms.get(name, ())
 
 
 def _words(graph: Graph, group: FusionGroup) -> Iterator[str]:
@@ -173,7 +179,7 @@ def _node_box(node: Node, reason: Reason | None, norms: dict[str, list[str]]) ->
             "input or output", node.name or str(node), (), f"input {node.output}", (node.id,), _shape(node)
         )
     lines = [] if str(node) == f"{node.op}#{node.id}" else [("small", str(node))]
-    lines += [("fold", f"{norm} folded in") for norm in norms.get(str(node), ())]
+    lines += [("fold", f"{norm} folded in") for norm in _norms_of(node, norms)]
     if reason is not None and node.kind in ANCHOR_KINDS:
         lines += [
             ("why", reason.code.value),
@@ -268,7 +274,7 @@ def _draw(box: Box, middle: float, top: float) -> Iterator[str]:
 
 def _shorten(text: str, kind: str) -> str:
     """The start of a title, the end of a name."""
-    most = _MOST_LETTERS - 6 if kind == "name" else 26 if kind == "shape" else _MOST_LETTERS + 5
+    most = _MOST_LETTERS - 8 if kind == "name" else 26 if kind == "shape" else _MOST_LETTERS + 5
     if len(text) <= most:
         return text
     return f"...{text[3 - most :]}" if kind in ("small", "fold") else f"{text[: most - 3]}..."

@@ -48,6 +48,7 @@ class Site:
         reason: What stopped it: for a fused one, why its kernel ends there.
         hint: What a user can do about that.
         epsilon: The epsilon of a batch norm, and who says so.
+        beside: Why it did, or did not, become one layer with others that read the same value.
     """
 
     id: str
@@ -61,6 +62,7 @@ class Site:
     reason: Reason | None = None
     hint: str = ""
     epsilon: str = ""
+    beside: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -107,7 +109,8 @@ def explain_model(name: str, target: str, fused: FusedModel, pattern: str | None
     graph, plan = fused.planned.graph, fused.planned.plan
     norms = tuple(_batch_norms(fused))
     nodes = tuple(node for node in graph.nodes if node.kind not in LEAF_KINDS)
-    sites = tuple(_explain(graph, plan, node) for node in nodes)
+    beside = fused.records["CombineParallel"].decisions
+    sites = tuple(_with_beside(_explain(graph, plan, node), beside) for node in nodes)
     anchors = tuple(site for site, node in zip(sites, nodes) if node.kind in ANCHOR_KINDS)
     stopped = Counter(
         site.reason.code.value
@@ -156,6 +159,13 @@ def _explain(graph: Graph, plan: FusionPlan, node: Node) -> Site:
         reason=decision.reason,
         hint=decision.reason.hint,
     )
+
+
+def _with_beside(site: Site, decisions: Iterable[Decision]) -> Site:
+    """What was decided about a layer, or the layers that became it (``a + b``), and others on one value."""
+    names = site.name.split(" + ")
+    about = (decision for decision in decisions if decision.at in names)
+    return replace(site, beside=tuple(str(decision.reason or decision.detail) for decision in about))
 
 
 def _nearest(decisions: Iterable[Decision], node: int) -> Decision | None:

@@ -62,6 +62,7 @@ class PlanReport:
         fused: Anchors (convolutions and matrix products) that are fused with something.
         groups: The kernels.
         not_fused: Decisions about the other anchors.
+        side_by_side: Decisions about layers, and elementwise kernels, that read one value.
         left: Decisions about other operators in no group, which are left to TVM.
         folded: Batch norms that were folded.
         not_folded: Decisions about the others.
@@ -77,6 +78,7 @@ class PlanReport:
     fused: int
     groups: tuple[GroupRow, ...]
     not_fused: tuple[Decision, ...]
+    side_by_side: tuple[Decision, ...]
     left: tuple[Decision, ...]
     folded: int
     not_folded: tuple[Decision, ...]
@@ -125,6 +127,7 @@ def report_plan(name: str, fused: FusedModel, target: object, options: FuseOptio
         fused=sum(group.is_layer for group in planned.plan.groups),
         groups=tuple(_rows(planned, target)),
         not_fused=tuple(decision for decision in declined if decision.rule == "chain"),
+        side_by_side=fused.records["CombineParallel"].decisions,
         left=tuple(decision for decision in declined if decision.rule != "chain"),
         folded=len(fused.records["FoldBatchNorm"].details),
         not_folded=tuple(d for d in fused.records["FoldBatchNorm"].decisions if not d.applied),

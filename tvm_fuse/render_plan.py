@@ -31,6 +31,7 @@ def render_plan(report: PlanReport) -> str:
         lines += ["", *_totals(report)]
     lines += _reasons("not fused", report.not_fused)
     lines += _reasons("not folded", report.not_folded)
+    lines += _reasons("side by side", report.side_by_side)
     left = Counter(decision.reason.code.value for decision in report.left if decision.reason is not None)
     if left:
         codes = ", ".join(f"{code} {count} x" for code, count in sorted(left.items()))
@@ -66,7 +67,7 @@ def _totals(report: PlanReport) -> Iterable[str]:
 def _reasons(title: str, decisions: Sequence[Decision]) -> list[str]:
     lines = [""] if decisions else []
     for decision in decisions[:_MOST_REASONS]:
-        lines.append(f"{title}: {decision.at}: {decision.reason}")
+        lines.append(f"{title}: {decision.at}: {decision.reason or decision.detail}")
         lines += [f"  {decision.reason.hint}"] if decision.reason is not None else []
     rest = len(decisions) - _MOST_REASONS
     return [*lines, f"and {rest} more (--json lists all)"] if rest > 0 else lines
@@ -111,6 +112,8 @@ def _site(site: Site) -> Iterable[str]:
         yield f"  epsilon {site.epsilon}"
     if site.partners:
         yield f"  {'into' if site.verdict is Verdict.FOLDED else 'with'} {', '.join(site.partners)}"
+    for line in site.beside:
+        yield f"  side by side: {line}"
     if site.reason is None:
         return
     if site.verdict is Verdict.FUSED:

@@ -212,3 +212,23 @@ def test_explain_a_folded_batch_norm(call):
     code, out, _ = call("explain", net(), "bn")
     assert code == 0
     assert "batch norm bn: folded\n  epsilon 0.001 (source attribute)\n  into conv (before it)" in out
+
+
+def side_by_side():
+    """Two 1x1 convolutions on one input become one on CUDA; a 3x3 one beside them stays."""
+    b = Builder(dtype=np.float32)
+    x = b.input("x", (1, 16, 8, 8))
+    ones = [b.relu(b.conv(x, 8, kernel=1, name=f"one{index}")) for index in range(2)]
+    other = b.relu(b.conv(x, 8, kernel=3, pad=1, name="other"))
+    return b.build([b.op("Concat", *ones, axis=1), other])
+
+
+def test_layers_side_by_side_are_explained(call):
+    target = ("--target", "cuda -arch=sm_80")
+    code, out, _ = call("explain", side_by_side(), "other", *target, "--json")
+    assert code == 0
+    (site,) = json.loads(out)["sites"]
+    assert [line.split(" ")[0] for line in site["beside"]] == ["siblings-differ"]
+    code, out, _ = call("explain", side_by_side(), *target)
+    assert "  side by side: 2 layers become one: one0, one1" in out
+    assert "side by side: one0: 2 layers become one: one0, one1" in call("plan", side_by_side(), *target)[1]

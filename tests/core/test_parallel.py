@@ -9,6 +9,7 @@ from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.accept import accept_on, compare_extension
 from tvm_fuse.core.graph import Kind
 from tvm_fuse.core.parallel import explain_readers, plan_parallel
+from tvm_fuse.core.plan import plan_chains
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
 from tvm_fuse.core.reason import Code, Reason, Stage
 from tvm_fuse.core.targets import DEVICES
@@ -41,7 +42,15 @@ READERS = {
     "transposes": (lambda g, one, two: [g.transpose(value, 0, 2, 3, 1) for value in (one, two)], 0),
     "outputs": (lambda g, one, two: [one, two], 2),
     "two readers": (lambda g, one, two: [*into_layers(g, one, one), *into_layers(g, two, one)[:1]], 1),
-    "a residual": (lambda g, one, two: [g.add(g.conv2d(two, weight(16, 16)), one)], 1),
+    "a residual": (lambda g, one, two: [g.add(g.conv2d(two, weight(16, 16)), one)], 0),
+    "a residual behind an activation": (
+        lambda g, one, two: [g.add(g.relu(g.conv2d(two, weight(16, 16))), one)], 0
+    ),
+    "a residual of a shared result": (
+        lambda g, one, two: (lambda y: [g.add(y, one), g.tanh(y)])(g.conv2d(two, weight(16, 16))), 1
+    ),
+    "a sum of pooled values": (lambda g, one, two: [g.add(g.other("pool", two), one)], 2),
+    "a sum of both": (lambda g, one, two: [g.add(one, two)], 2),
     "layers behind a cheap operator": (
         lambda g, one, two: into_layers(g, g.clip(one, 0, 1), g.clip(two, 0, 2)), 0
     ),
@@ -215,3 +224,27 @@ def test_readers_of_a_long_chain_in_time():
     for _ in range(700):
         x = g.multiply(g.sigmoid(g.other("sort", x)), x)
     assert len(explain_readers(g.build(x), PlanOptions(target="cuda"))) == 0
+
+
+# --- parts that readers take -----------------------------------------------------------------------
+
+
+def test_a_part_that_is_added_joins_the_kernel_of_the_layer():
+    """The plan of a combined graph: the slice is in the group of the layer that adds it, and legal there."""
+    g, x = start()
+    both = g.conv2d(x, weight(32, 32))
+    one, two = (g.node(Kind.SLICE, "strided_slice", (both,), (1, 16, 14, 14)) for _ in range(2))
+    conv = g.conv2d(one, weight(16, 16))
+    out = g.relu(g.add(conv, two))
+    graph = g.build(out)
+    on_cuda = plan_chains(graph, PlanOptions(target="cuda"))
+    on_cpu = plan_chains(graph, PlanOptions(target="cpu"))
+    assert [group.prologue for group in on_cuda.groups if group.anchor == conv] == [(one, two)]
+    assert [group.prologue for group in on_cpu.groups if group.anchor == conv] == [()]
+
+
+def test_another_operator_beside_a_layer_stays_out():
+    g, x = start()
+    y = g.tanh(g.input("y", (1, 16, 14, 14)))
+    graph = g.build(g.add(g.conv2d(x, weight(16, 32)), y))
+    assert all(y not in group.nodes for group in plan_chains(graph, PlanOptions(target="cuda")).groups)

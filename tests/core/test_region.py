@@ -6,7 +6,7 @@ import pytest
 
 from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.graph import INJECTIVE_KINDS, Kind
-from tvm_fuse.core.region import MOST_EVALUATIONS, find_region
+from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, find_slices
 
 SHAPE = (2, 3)
 KINDS = INJECTIVE_KINDS | {Kind.TUPLE}
@@ -85,3 +85,16 @@ def test_each_operator_is_visited_once(start):
     graph = g.build(x)
     find_region(graph, (x,), graph.nodes[x].inputs, lambda node: calls.append(node.id) or True, 10**80)
     assert len(calls) == len(set(calls)) == 200
+
+
+def test_slices_that_nobody_else_reads():
+    g = GraphBuilder("float32")
+    x, y = g.input("x", (4,)), g.input("y", (2,))
+    own, shared, returned = (g.node(Kind.SLICE, "strided_slice", (x,), (2,)) for _ in range(3))
+    total = y
+    members = []
+    for part in (own, shared, returned, g.relu(y)):
+        total = g.add(total, part)
+        members.append(total)
+    graph = g.build(total, returned, g.tanh(shared))
+    assert find_slices(graph, members) == (own,)

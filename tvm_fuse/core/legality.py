@@ -128,7 +128,7 @@ def _check_anchored(graph: Graph, group: FusionGroup, capability: Capability) ->
         return f"the operators before the anchor as prologue: {list(before)}", f"{list(group.prologue)}"
     return (
         _check_after(graph, family, anchor, sorted(after))
-        or _check_before(graph, family, anchor, before, capability)
+        or _check_before(graph, family, anchor, before, after, capability)
         or _check_evaluations(graph, sorted(after), group.result)
     )
 
@@ -160,7 +160,12 @@ def _check_after(graph: Graph, family: Family, anchor: Node, after: list[int]) -
 
 
 def _check_before(
-    graph: Graph, family: Family, anchor: Node, before: tuple[int, ...], capability: Capability
+    graph: Graph,
+    family: Family,
+    anchor: Node,
+    before: tuple[int, ...],
+    after: frozenset[int],
+    capability: Capability,
 ) -> tuple[str, str] | None:
     kinds, members = capability.prologue.get(family.name, frozenset()), frozenset(before)
     for node in map(graph.nodes.__getitem__, before):
@@ -171,7 +176,8 @@ def _check_before(
             return f"{anchor.op} to read operand {index} from memory", str(graph.nodes[source])
     reached = {anchor.id}
     for node_id in reversed(before):
-        if reached.isdisjoint(graph.readers(node_id)):
+        is_slice = graph.nodes[node_id].kind is Kind.SLICE and after.issuperset(graph.readers(node_id))
+        if reached.isdisjoint(graph.readers(node_id)) and not is_slice:
             return f"operators before or after {anchor}", f"{graph.nodes[node_id]}, which is beside it"
         reached.add(node_id)
     return None

@@ -6,8 +6,8 @@
     together: one kernel, and a part for each       read where it lies, or copied from there
 
 A part costs nothing where its one reader can take it from the combined result: the next layer on the way in
-(as its prologue), a transpose or concatenation, which is a kernel in any case, or the concatenation of all
-results, which disappears. Elementwise operators that followed one branch alone are computed by that reader
+(as its prologue), a transpose or concatenation, which is a kernel in any case, the kernel of another layer that adds it
+to its result, or the concatenation of all results, which disappears. Elementwise operators that followed one branch alone are computed by that reader
 then. Any other part is copied. What that is worth on a device, ``PlanOptions.accept`` says.
 
 Elementwise kernels side by side stay apart: a group has one result. ``explain_readers`` says where.
@@ -120,7 +120,7 @@ def _ask(graph: Graph, siblings: Siblings, options: PlanOptions) -> Reason | Non
     added = tuple(sorted(node for branch in others for node in branch))
     copied: tuple[int, ...] = ()
     if siblings.parts is None:
-        reads = _Reads(graph, options)
+        reads = _Reads(graph, options, siblings)
         copied = tuple(sorted(result for result in siblings.results if not reads.is_free(result)))
     elif len(graph.nodes[siblings.parts].inputs) == len(siblings.results):
         added += siblings.parts, *graph.readers(siblings.parts)
@@ -131,8 +131,8 @@ def _ask(graph: Graph, siblings: Siblings, options: PlanOptions) -> Reason | Non
 class _Reads:
     """Whether what reads a value can take it from where it lies among others."""
 
-    def __init__(self, graph: Graph, options: PlanOptions) -> None:
-        self.graph, self.options = graph, options
+    def __init__(self, graph: Graph, options: PlanOptions, siblings: Siblings) -> None:
+        self.graph, self.options, self.siblings = graph, options, siblings
         self.capability: Capability = capability_of(options.target)
 
     def is_free(self, value: int) -> bool:
@@ -147,10 +147,26 @@ class _Reads:
                 return True
             if reader.kind not in ELEMENTWISE_KINDS | VIEW_KINDS:
                 return self._enters(tuple(entering), reader)
-            others = (source for source in reader.inputs if source != entering[-1])
-            if not all(source in graph.constants for source in others):
-                return False
+            others = [s for s in reader.inputs if s != entering[-1] and s not in graph.constants]
+            if others:
+                return entering == [value] and self._joins_a_chain(value, others)
             entering.append(reader.id)
+
+    def _joins_a_chain(self, value: int, others: list[int]) -> bool:
+        """Whether the other operand comes from another layer, whose kernel reads this one where it lies."""
+        graph, inside = self.graph, others
+        while len(inside) == 1 and graph.readers(inside[0]) and not graph.is_output(inside[0]):
+            node = graph.nodes[inside[0]]
+            family = family_of(node.kind)
+            if len(graph.readers(node.id)) != 1 or node.output.shape != graph.nodes[value].output.shape:
+                return False
+            if family in LAYERS:
+                kinds = self.capability.prologue.get(family.name, frozenset())
+                return node.id not in self.siblings.layers and Kind.SLICE in kinds
+            if node.kind not in ELEMENTWISE_KINDS:
+                return False
+            inside = [source for source in node.inputs if source not in graph.constants]
+        return False
 
     def _enters(self, entering: tuple[int, ...], reader: Node) -> bool:
         """Whether a layer, pooling or softmax can compute this while it reads its operand."""

@@ -4,7 +4,8 @@ Three rounds, each from the last operator to the first:
 
 1. Anchors and what follows them (``chain.py``). Of two producers of one residual add the later one takes it:
    the earlier result is in memory by then.
-2. What an anchor reads, where the target can compute it on the way in (``region.py``, ``capabilities.py``).
+2. What an anchor reads, where the target can compute it on the way in (``region.py``, ``capabilities.py``),
+   and slices that what follows it reads.
 3. Elementwise operators and moves that are left, together.
 
 The same graph and options always give the same plan.
@@ -24,7 +25,7 @@ from tvm_fuse.core.joins import find_row_join, join_gate
 from tvm_fuse.core.legality import find_fault, find_overlap
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
 from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
-from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, takes_no_tuple
+from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, find_slices, takes_no_tuple
 from tvm_fuse.core.steer import leave_alone, leave_out
 
 __all__ = ["FusionGroup", "FusionPlan", "check_plan", "decide_groups", "plan_chains"]
@@ -238,16 +239,23 @@ class _Planner:
         kinds = self.capability.prologue.get(family.name, frozenset())
         limit = self.most(MOST_EVALUATIONS if family.rule == "reduce" else MOST_OPERATORS)
         found = find_region(graph, chain.nodes, entries, lambda node: self._may_join(node, kinds), limit)
+        beside = self._find_beside(chain, kinds)
         if all(graph.nodes[node].kind in VIEW_KINDS for node in found):
             self._note_target(family, anchor, entries)
-            return ()
+            return beside
         if self.options.accept is not None:
             candidate = Candidate(Extension.PROLOGUE, anchor.kind.value, anchor.id, chain.nodes, found)
             reason = self.options.accept(graph, candidate)
             if reason is not None:
                 self.misses.update(dict.fromkeys(found, (Stage.COST, reason)))
-                return ()
-        return found
+                return beside
+        return tuple(sorted({*found, *beside}))
+
+    def _find_beside(self, chain: Chain, kinds: frozenset[Kind]) -> tuple[int, ...]:
+        """Slices that what follows an anchor reads, such as a part that is added to the result."""
+        found = find_slices(self.graph, frozenset(chain.nodes) - {chain.anchor})
+        room = self.most(MOST_OPERATORS) - len(chain.nodes)
+        return tuple(node for node in found if self._may_join(self.graph.nodes[node], kinds))[: max(0, room)]
 
     def _note_target(self, family: Family, anchor: Node, entries: list[int]) -> None:
         """Keep the reason for operators that another target would compute on the way into an anchor."""

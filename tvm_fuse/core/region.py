@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from tvm_fuse.core.graph import Graph, Kind, Node
 
-__all__ = ["MOST_EVALUATIONS", "find_region", "takes_no_tuple"]
+__all__ = ["MOST_EVALUATIONS", "find_region", "find_slices", "takes_no_tuple"]
 
 #: Evaluations of one operator for one result element; also the depth at which TVM's FuseOps cuts a group.
 MOST_EVALUATIONS = 256
@@ -67,6 +67,17 @@ def find_region(
                 seen.add(source)
                 heapq.heappush(waiting, -source)
     return tuple(sorted(found))
+
+
+def find_slices(graph: Graph, members: Collection[int]) -> tuple[int, ...]:
+    """Ids of the slices that these operators read and nobody else, in order."""
+    sources = {source for node in members for source in graph.nodes[node].inputs}.difference(members)
+    slices = (source for source in sorted(sources) if graph.nodes[source].kind is Kind.SLICE)
+    return tuple(
+        source
+        for source in slices
+        if not graph.is_output(source) and all(reader in members for reader in graph.readers(source))
+    )
 
 
 def takes_no_tuple(graph: Graph, node: Node) -> bool:

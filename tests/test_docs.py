@@ -50,7 +50,9 @@ def documented_options(command):
     return {option for row in rows for option in re.findall(r"`(-[a-z-]+)", row)}
 
 
-@pytest.mark.parametrize("command", ["run", "plan", "explain", "ladder", "export", "fold", "manifest", "verify"])
+@pytest.mark.parametrize(
+    "command", ["run", "plan", "explain", "ladder", "export", "fold", "manifest", "verify"]
+)
 def test_every_option_is_documented_and_there(command):
     options = {name for action in parsers()[command]._actions for name in action.option_strings}
     assert documented_options(f"tvm-fuse {command}") == options - {"-h", "--help"}

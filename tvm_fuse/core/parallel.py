@@ -5,10 +5,11 @@
     apart:    a kernel for each branch              each reads the value they share
     together: one kernel, and a part for each       read where it lies, or copied from there
 
-A part costs nothing where its one reader can take it from the combined result: the next layer on the way in
-(as its prologue), a transpose or concatenation, which is a kernel in any case, the kernel of another layer that adds it
-to its result, or the concatenation of all results, which disappears. Elementwise operators that followed one branch alone are computed by that reader
-then. Any other part is copied. What that is worth on a device, ``PlanOptions.accept`` says.
+A part costs nothing where its one reader can take it from the combined result: the next layer on the way
+in (as its prologue); a transpose or concatenation, which is a kernel in any case; the kernel of another
+layer that adds it to its result; or the concatenation of all results, which disappears. Elementwise
+operators that followed one branch alone are computed by that reader then. Any other part is copied. What
+that is worth on a device, ``PlanOptions.accept`` says.
 
 Elementwise kernels side by side stay apart: a group has one result. ``explain_readers`` says where.
 """

@@ -91,7 +91,7 @@ def check_launches(bundle: Bundle) -> None:
 def main(argv: Sequence[str] | None = None) -> int:
     """Prepare a suite; the exit code is 1 when it is too large to carry."""
     args = make_parser().parse_args(argv)
-    archs, start = tuple(args.arch or ("sm_90",)), time.monotonic()
+    archs, start, revision = tuple(args.arch or ("sm_90",)), time.monotonic(), read_revision()
     models, batches, image, layers = args.models or list(MODELS), args.batches, args.image, LAYERS
     if args.small:
         models, batches, image, layers = args.models or ["mobilenet_v2"], [1], 32, SMALL_LAYERS
@@ -112,7 +112,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 ["python benchmarks/gpu/prepare.py", *(sys.argv[1:] if argv is None else argv)]
             ),
             "date": time.strftime("%Y-%m-%d"),
-            "revision": read_revision(),
+            "revision": revision,
             "tvm": find_tvm().version,
             "image": image,
             "archs": list(archs),

@@ -7,6 +7,7 @@ green run cannot hide an absent TVM. The run ends with a count for each group.
 from __future__ import annotations
 
 import functools
+import importlib.util
 from collections import Counter
 
 import pytest
@@ -17,7 +18,7 @@ from tvm_fuse.relay.compat import load_tvm
 
 pytest_plugins = ["tests.support.golden"]
 
-GROUPS = ("relay", "cuda_codegen", "gpu", "slow")
+GROUPS = ("relay", "cuda_codegen", "torch", "gpu", "slow")
 COLLECTED: pytest.StashKey[Counter] = pytest.StashKey()
 OUTCOMES: pytest.StashKey[dict] = pytest.StashKey()
 
@@ -57,6 +58,8 @@ def missing_for(group):
             return str(error)
         if group == "cuda_codegen" and tvm.get_global_func("target.build.cuda", allow_missing=True) is None:
             return "this TVM was built without CUDA code generation"
+    if group == "torch" and importlib.util.find_spec("torch") is None:
+        return "PyTorch is not installed"
     if group == "gpu" and count_gpus() == 0:
         return "no NVIDIA GPU is visible"
     return ""
@@ -78,7 +81,8 @@ def pytest_runtest_setup(item):
 def pytest_runtest_makereport(item, call):
     report = yield
     required = set(required_groups(item.config)) & set(groups_of(item))
-    if report.skipped and required and not hasattr(report, "wasxfail"):
+    may_skip = any(missing_for(group) for group in set(groups_of(item)) - required)
+    if report.skipped and required and not may_skip and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, but --require {','.join(sorted(required))}: {call.excinfo.value}"
     worst = item.config.stash[OUTCOMES].get(item.nodeid, (None, "passed"))[1]

@@ -96,8 +96,10 @@ def test_a_mutated_kernel_fails_its_check(prepared, tmp_path):
     assert job["operators"]["wrong"]
 
 
+@pytest.mark.torch
 def test_pytorch_runs_the_network(prepared, tmp_path):
-    torch = pytest.importorskip("torch")
+    import torch
+
     from benchmarks.gpu.network import draw_weights, load_network
     from benchmarks.gpu.suite import ARCHIVE, unpack
     from benchmarks.gpu.torch_network import TorchNetwork

@@ -9,18 +9,19 @@ import pytest
 ROOT = Path(__file__).resolve().parent.parent
 SKIPPED = "import pytest\n@pytest.mark.relay\ndef test_it():\n    pytest.skip('no reason')\n"
 PASSED = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    pass\n"
+NEEDS_TORCH = "import pytest\n@pytest.mark.relay\n@pytest.mark.torch\ndef test_it():\n    pass\n"
 UNMARKED = "def test_it():\n    pass\n"
 WHOLE_FILE = "import pytest\npytest.skip('no reason', allow_module_level=True)\n"
 
 
 @pytest.fixture
 def run_pytest(tmp_path):
-    """Runs pytest on one test file beside a conftest that finds nothing missing."""
+    """Runs pytest on one test file beside a conftest that finds one group missing, or none."""
 
-    def run(text, *args):
+    def run(text, *args, missing=""):
         conftest = (ROOT / "tests" / "conftest.py").read_text()
-        nothing_missing = '\n\ndef missing_for(group):\n    return ""\n'
-        (tmp_path / "conftest.py").write_text(conftest + nothing_missing)
+        says = f'\n\ndef missing_for(group):\n    return "it" if group == "{missing}" else ""\n'
+        (tmp_path / "conftest.py").write_text(conftest + says)
         (tmp_path / "test_it.py").write_text(text)
         command = [
             sys.executable,
@@ -64,3 +65,10 @@ def test_summary_counts_each_group(run_pytest):
     lines = run_pytest(text).stdout.splitlines()
     assert "relay          0 passed, 0 failed, 1 skipped" in lines
     assert "no TVM needed  1 passed, 0 failed, 0 skipped" in lines
+
+
+def test_what_lacks_another_group_may_skip(run_pytest):
+    done = run_pytest(NEEDS_TORCH, "--require", "relay", missing="torch")
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "relay          0 passed, 0 failed, 1 skipped" in done.stdout.splitlines()
+    assert run_pytest(NEEDS_TORCH, "--require", "relay,torch", missing="torch").returncode == 1

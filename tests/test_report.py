@@ -215,7 +215,7 @@ def test_chains_are_counted_by_form_and_the_most_common_comes_first():
         "2 x conv2d + bias + hard swish", "1 x conv2d + leaky relu", "1 x dense + bias",
     ]  # fmt: skip
     assert json.loads(to_json(make_report(chains=chains)))["chains"][0] == {
-        "form": "dense_bias", "anchor": "node_0", "operators": ["op"], "ends": None,
+        "form": "dense_bias", "anchor": "node_0", "operators": ["op"], "ends": None, "layers": 1,
     }  # fmt: skip
 
 

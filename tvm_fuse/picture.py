@@ -150,7 +150,7 @@ def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) ->
     members = [f"{graph.nodes[node].op}#{node} {graph.nodes[node].name}".strip() for node in group.nodes]
     end = [f"ends there: {group.end}"] if group.end else []
     return Box(
-        style=_style(graph.nodes[group.result if group.anchor is None else group.anchor], group),
+        style=_style(graph.nodes[group.center], group),
         title=f"{group.id}  {label}",
         lines=(("small", group.anchor_name), *(("fold", f"{norm} folded in") for norm in names)),
         tip="\n".join([f"{group.id} {group.name}", *members, *end]),

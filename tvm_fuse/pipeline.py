@@ -118,7 +118,7 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         folds=records["FoldBatchNorm"].details,
         not_folded=_declined(records["FoldBatchNorm"].decisions),
         chains=tuple(
-            FusedKernel(group.name, group.anchor_name, group.operators, group.end)
+            FusedKernel(group.name, group.anchor_name, group.operators, group.end, group.layers)
             for group in fused.planned.plan.groups
             if group.is_layer
         ),

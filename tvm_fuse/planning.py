@@ -124,7 +124,7 @@ def report_plan(name: str, fused: FusedModel, target: object, options: FuseOptio
         device=device.name if device else "",
         steering=steering_of(options),
         digest=planned.digest,
-        fused=sum(group.is_layer for group in planned.plan.groups),
+        fused=sum(group.layers for group in planned.plan.groups),
         groups=tuple(_rows(planned, target)),
         not_fused=tuple(decision for decision in declined if decision.rule == "chain"),
         side_by_side=fused.records["CombineParallel"].decisions,

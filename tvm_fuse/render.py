@@ -235,10 +235,9 @@ _ORIGINS = {
 
 
 def _render_chains(report: Report) -> list[str]:
-    total = len(report.chains) + len(report.not_fused)
-    lines = [
-        _headline("Convolutions and dense layers fused with what follows", f"{len(report.chains)} of {total}")
-    ]
+    total = report.fused_layers + len(report.not_fused)
+    counts = f"{report.fused_layers} of {total}"
+    lines = [_headline("Convolutions and dense layers fused with what follows", counts)]
     forms = Counter(" + ".join(_words(chain.form)) for chain in report.chains)
     lines += [
         f"  {count:3d} x  {form}"

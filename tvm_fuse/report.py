@@ -53,12 +53,21 @@ _OTHER_SCHEMAS = {
 
 @dataclass(frozen=True)
 class FusedKernel:
-    """A chain that became one kernel: name of its form, of its anchor, its operators, and why it ends."""
+    """A chain that became one kernel.
+
+    Args:
+        form: Name of its form.
+        anchor: Name of its anchor.
+        operators: Its operators, in order.
+        ends: Why it ends where it does.
+        layers: How many convolutions and matrix products it computes.
+    """
 
     form: str
     anchor: str
     operators: tuple[str, ...]
     ends: Reason | None = None
+    layers: int = 1
 
 
 @dataclass(frozen=True)
@@ -189,6 +198,11 @@ class Report:
     execution: Execution | None = None
     steering: Steering = Steering()
     plan_digest: str = ""
+
+    @property
+    def fused_layers(self) -> int:
+        """How many convolutions and dense layers are fused; a kernel may have two of them."""
+        return sum(chain.layers for chain in self.chains)
 
 
 @dataclass(frozen=True)

@@ -110,7 +110,7 @@ def PartitionChains(options: PlanOptions | None = None, plan: Planner | None = N
 
     Args:
         options: What to fuse, and what the target can do.
-        plan: Graph -> its plan, such as one that was saved (``core.plan_file.replay``); None plans anew.
+        plan: Graph -> its plan, such as one that was saved (``core.replay.replay``); None plans anew.
 
     Returns:
         A TVM module pass. Each group is a primitive function, which ``relay.build`` keeps as one

@@ -53,6 +53,18 @@ def test_an_operand_read_twice_counts_once():
     assert (cost.dram_read_bytes, cost.dram_write_bytes) == (64, 64)
 
 
+@pytest.mark.parametrize(("sizes", "read"), [((4, 8), 12), ((12, 8), 16), ((4,), 4)])
+def test_of_slices_what_they_read_together(sizes, read):
+    """Elements of a value of 16: parts of it, at most all of it."""
+    g = GraphBuilder("float32")
+    x = g.input("x", (16,))
+    parts = [g.node(Kind.SLICE, "strided_slice", (x,), (size,)) for size in sizes]
+    result = g.tanh(g.concatenate(*parts, axis=0)) if len(parts) > 1 else g.tanh(parts[0])
+    graph = g.build(result)
+    inside = tuple(node.id for node in graph.nodes if node.kind is not Kind.INPUT)
+    assert group_cost(graph, Parts(inside)).dram_read_bytes == FLOAT * read
+
+
 def test_inner_results_are_written_when_somebody_else_reads_them():
     g = GraphBuilder("float32")
     x = g.input("x", (4, 4))

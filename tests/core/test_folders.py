@@ -7,7 +7,7 @@ import os
 import pytest
 
 from tvm_fuse.core.errors import UsageError
-from tvm_fuse.core.folders import write_files
+from tvm_fuse.core.folders import write_file, write_files
 
 
 def files(folder):
@@ -56,3 +56,22 @@ def test_a_folder_that_cannot_be_made(tmp_path):
     (tmp_path / "file").write_text("")
     with pytest.raises(UsageError, match=r"cannot write to .*file/out: Not a directory"):
         write_files(tmp_path / "file" / "out", {"one": b"1"})
+
+
+def test_one_file_replaces_itself_and_nothing_else(tmp_path):
+    (tmp_path / "other").write_bytes(b"stays")
+    for content in (b"old", b"new"):
+        write_file(tmp_path / "file", content)
+    assert {file.name: file.read_bytes() for file in tmp_path.iterdir()} == {
+        "file": b"new",
+        "other": b"stays",
+    }
+
+
+@pytest.mark.parametrize("name", ["folder", "none/file"])
+def test_one_file_that_cannot_be_written(tmp_path, name):
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UsageError, match="cannot be written"):
+        write_file(tmp_path / name, b"content")
+    assert (tmp_path / "folder").is_dir()
+    assert not (tmp_path / "none").exists()

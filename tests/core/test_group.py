@@ -25,6 +25,8 @@ def test_names():
     assert group.nodes == (scaled, conv)
     assert group.operators == ("multiply", "nn.conv2d")
     assert group.is_layer
+    assert (group.layers, group.center) == (1, conv)
     few, many = make_group(graph, None, tail[:2], tail[1]), make_group(graph, None, tail, tail[-1])
     assert (few.name, many.name) == ("relu_tanh", "elementwise")
     assert not few.is_layer
+    assert (few.layers, few.center) == (0, tail[1])

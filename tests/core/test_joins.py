@@ -46,6 +46,7 @@ def make_gate(images=1, channels=12, hidden=4, pixels=1, groups=1, dense=False, 
 def test_gate(dense):
     graph, first, second = make_gate(dense=dense)
     joined = join_gate(graph, first, second)
+    assert (first.layers, joined.layers) == (1, 2)
     assert joined.nodes == (*first.nodes, *second.nodes)
     assert (joined.anchor, joined.result) == (second.anchor, second.result)
     assert (joined.absorbed, joined.prologue) == ((first.anchor,), (first.result,))

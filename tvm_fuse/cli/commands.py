@@ -11,11 +11,9 @@ from typing import Any
 
 from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
-from tvm_fuse.cli.steering import check_folder, check_gates, read_steering
-from tvm_fuse.core.epsilon import EpsilonConfig
+from tvm_fuse.cli.steering import check_folder, check_gates, read_epsilons, read_steering
 from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import GivenTolerance
-from tvm_fuse.epsilon_config import read_epsilon_config
 
 __all__ = ["run_doctor", "run_export", "run_fold", "run_kernels", "run_manifest", "run_run", "run_verify"]
 
@@ -32,8 +30,7 @@ def run_doctor(args: argparse.Namespace) -> int:
 def run_run(args: argparse.Namespace) -> int:
     """The main job on one model file."""
     shapes = to_mapping(args.shape, "--shape")
-    epsilon = to_mapping(args.epsilon, "--epsilon")
-    config = _epsilon_config(args)
+    epsilons = read_epsilons(args)
     steering = read_steering(args)
     if args.output is not None:
         check_folder(args.output)
@@ -43,14 +40,12 @@ def run_run(args: argparse.Namespace) -> int:
         from tvm_fuse.render import render
         from tvm_fuse.report import to_json
     options = pipeline.Options(
-        epsilon=epsilon,
-        epsilon_config=config,
-        align_epsilon=args.align_epsilon,
         tolerance=_tolerance(args),
         seed=args.seed,
         latency=not args.no_latency,
         device=args.device,
         checked=args.checked,
+        **epsilons,
         **steering.options,
     )
     with show_progress("importing the model"):
@@ -70,7 +65,7 @@ def run_run(args: argparse.Namespace) -> int:
     parity = compiled.report.parity
     if parity is not None and not parity.passed:
         return ParityFailed.exit_code
-    check_gates(steering, len(compiled.report.chains), compiled.report.not_fused, compiled.plan)
+    check_gates(steering, compiled.report.fused_layers, compiled.report.not_fused, compiled.plan)
     return 0
 
 
@@ -100,8 +95,7 @@ def run_kernels(args: argparse.Namespace) -> int:
 def run_export(args: argparse.Namespace) -> int:
     """Write a model as a bundle of CUDA kernels."""
     shapes = to_mapping(args.shape, "--shape")
-    epsilon = to_mapping(args.epsilon, "--epsilon")
-    config = _epsilon_config(args)
+    epsilons = read_epsilons(args)
     steering = read_steering(args)
     check_folder(args.output, "-o")
     with show_progress("loading TVM"):
@@ -112,9 +106,7 @@ def run_export(args: argparse.Namespace) -> int:
         is_seeded=args.seeded,
         seed=args.seed,
         tolerance=_tolerance(args),
-        epsilon=epsilon,
-        epsilon_config=config,
-        align_epsilon=args.align_epsilon,
+        **epsilons,
         **steering.options,
     )
     arguments = args.model, args.output, args.target, options
@@ -131,11 +123,9 @@ def run_fold(args: argparse.Namespace) -> int:
     from tvm_fuse.report import to_json
 
     options = FoldOptions(
-        epsilon=to_mapping(args.epsilon, "--epsilon"),
-        epsilon_config=_epsilon_config(args),
-        align_epsilon=args.align_epsilon,
         shapes=to_mapping(args.shape, "--shape"),
         params=args.params,
+        **read_epsilons(args),
     )
     report = fold_file(args.model, args.output, options, show_progress)
     people = sys.stderr if args.json else sys.stdout
@@ -174,10 +164,6 @@ def run_verify(args: argparse.Namespace) -> int:
         )
     print(to_json(outcome) if args.json else render_verification(outcome))
     return 0 if outcome.passed else ParityFailed.exit_code
-
-
-def _epsilon_config(args: argparse.Namespace) -> EpsilonConfig:
-    return read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
 
 
 def _tolerance(args: argparse.Namespace) -> GivenTolerance:

@@ -9,12 +9,18 @@ from typing import Any
 
 from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
-from tvm_fuse.cli.steering import Steering, check_folder, check_gates, check_writable, read_steering
-from tvm_fuse.core.epsilon import EpsilonConfig
+from tvm_fuse.cli.steering import (
+    Steering,
+    check_folder,
+    check_gates,
+    check_writable,
+    read_epsilons,
+    read_steering,
+)
 from tvm_fuse.core.errors import ParityFailed, UsageError
+from tvm_fuse.core.folders import write_file, write_files
 from tvm_fuse.core.parity import GivenTolerance
 from tvm_fuse.core.plan_file import diff, load, save
-from tvm_fuse.epsilon_config import read_epsilon_config
 
 __all__ = ["COMMANDS", "run_explain", "run_ladder", "run_plan"]
 
@@ -75,7 +81,7 @@ def run_ladder(args: argparse.Namespace) -> int:
         from tvm_fuse.render_ladder import HEADER, render_ladder, render_rung
         from tvm_fuse.report import to_json
     options = LadderOptions(
-        **_epsilons(args),
+        **read_epsilons(args),
         **steering.options,
         by=args.by,
         slices=args.slices,
@@ -112,24 +118,13 @@ def _write_ladder(folder: Path, ladder: Any, text: str) -> None:
         "ladder.txt": text + "\n",
         "ladder.svg": draw_ladder(ladder),
     }
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        for name, content in files.items():
-            (folder / name).write_text(content, encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"cannot write to {folder}: {error.strerror}") from error
+    write_files(folder, {name: content.encode() for name, content in files.items()})
     print(f"wrote {folder}", file=sys.stderr)
-
-
-def _epsilons(args: argparse.Namespace) -> dict[str, Any]:
-    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
-    epsilon = to_mapping(args.epsilon, "--epsilon")
-    return {"epsilon": epsilon, "epsilon_config": config, "align_epsilon": args.align_epsilon}
 
 
 def _plan(args: argparse.Namespace, steering: Steering) -> tuple[Any, Any]:
     shapes = to_mapping(args.shape, "--shape")
-    epsilons = _epsilons(args)
+    epsilons = read_epsilons(args)
     if args.svg is not None:
         check_writable(args.svg, "--svg")
     with show_progress("loading TVM"):
@@ -152,10 +147,7 @@ def _finish(args: argparse.Namespace, steering: Steering, fused: Any, report: An
     if args.svg is not None:
         from tvm_fuse.picture import draw_plan
 
-        try:
-            args.svg.write_text(draw_plan(report.model, fused), encoding="utf-8")
-        except OSError as error:
-            raise UsageError(f"--svg {args.svg}: cannot be written: {error.strerror}") from error
+        write_file(args.svg, draw_plan(report.model, fused).encode())
         written.append(args.svg)
     for file in written:
         print(f"wrote {file}", file=sys.stderr)

@@ -9,12 +9,23 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from tvm_fuse.cli.options import to_mapping
+from tvm_fuse.core.epsilon import EpsilonConfig
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.plan_file import PlanFile, load
 from tvm_fuse.core.plan_options import FUSE_MODES, PlanOptions
 from tvm_fuse.core.reason import Decision
+from tvm_fuse.epsilon_config import read_epsilon_config
 
-__all__ = ["Gates", "Steering", "check_folder", "check_gates", "check_writable", "read_steering"]
+__all__ = [
+    "Gates",
+    "Steering",
+    "check_folder",
+    "check_gates",
+    "check_writable",
+    "read_epsilons",
+    "read_steering",
+]
 
 
 @dataclass(frozen=True)
@@ -81,6 +92,13 @@ def read_steering(args: argparse.Namespace) -> Steering:
         "" if wanted_plan is None else wanted_plan.name,
     )
     return Steering(plan, file, args.save_plan, gates)
+
+
+def read_epsilons(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says about epsilons, for the options of a job."""
+    config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
+    epsilon = to_mapping(args.epsilon, "--epsilon")
+    return {"epsilon": epsilon, "epsilon_config": config, "align_epsilon": args.align_epsilon}
 
 
 def check_writable(file: Path, option: str) -> None:

@@ -240,15 +240,16 @@ def _flops(graph: Graph, nodes: Collection[int]) -> int:
 def _read_bytes(graph: Graph, nodes: Collection[int], members: Collection[int]) -> int:
     """Bytes of the tensors that ``nodes`` read from outside the kernel, each once, without scalars.
 
-    Of a tensor that only slices read, the largest of them.
+    Of a tensor that only slices read, what they read together, at most all of it.
     """
     inside = frozenset(members)
     found: dict[int, int] = {}
     for node in map(graph.nodes.__getitem__, nodes):
         for source in _sources(graph, node):
             if source not in inside:
-                read = node.output if node.kind is Kind.SLICE else graph.nodes[source].output
-                found[source] = max(found.get(source, 0), tensor_bytes(read))
+                whole = graph.nodes[source].output
+                read = node.output if node.kind is Kind.SLICE else whole
+                found[source] = min(tensor_bytes(whole), found.get(source, 0) + tensor_bytes(read))
     return sum(found.values())
 
 

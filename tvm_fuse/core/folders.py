@@ -1,4 +1,4 @@
-"""Write several files into a folder: all of them, each complete, or none."""
+"""Write files, each complete: one, or several into a folder, all of them or none."""
 
 from __future__ import annotations
 
@@ -10,7 +10,23 @@ from pathlib import Path
 
 from tvm_fuse.core.errors import UsageError
 
-__all__ = ["write_files"]
+__all__ = ["write_file", "write_files"]
+
+
+def write_file(path: Path, content: bytes) -> None:
+    """Write one file; one that is there stays whole until the new one is complete.
+
+    Args:
+        path: The file, in a folder that is there.
+        content: Its bytes.
+
+    Raises:
+        UsageError: The file cannot be written.
+    """
+    if path.is_dir() or not path.parent.is_dir():
+        why = "it is a folder" if path.is_dir() else f"the folder {path.parent} is not there"
+        raise UsageError(f"{path}: cannot be written: {why}")
+    write_files(path.parent, {path.name: content})
 
 
 def write_files(folder: Path, contents: Mapping[str, bytes], stale: Iterable[str] = ()) -> None:

@@ -52,6 +52,16 @@ class FusionGroup:
         """Whether it is built around a convolution or a matrix product."""
         return self.family in _LAYERS
 
+    @property
+    def layers(self) -> int:
+        """How many convolutions and matrix products it computes; those of a gate are two."""
+        return 1 + len(self.absorbed) if self.is_layer else 0
+
+    @property
+    def center(self) -> int:
+        """Id of the operator that it is named after: the anchor, or the result where there is none."""
+        return self.result if self.anchor is None else self.anchor
+
     def __str__(self) -> str:
         return f"{self.id} {self.name} at {self.anchor_name}".strip()
 

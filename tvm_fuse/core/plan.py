@@ -73,7 +73,7 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
     planner.join_gates()
     for node in reversed(graph.nodes):
         planner.group_elementwise(node)
-    groups = tuple(sorted(planner.groups, key=_position))
+    groups = tuple(sorted(planner.groups, key=lambda group: group.center))
     groups = tuple(replace(group, id=f"chain{index}") for index, group in enumerate(groups))
     kept, alone, by_user = leave_out(graph, groups, options)
     if options.max_ops is not None:  # TVM must not make a larger kernel of what is in none
@@ -159,7 +159,7 @@ class _Planner:
             return
         by_result = {group.result: group for group in self.groups if group.is_layer}
         for second in [group for group in self.groups if group.is_layer]:
-            first = by_result.get(self.graph.nodes[_position(second)].inputs[0])
+            first = by_result.get(self.graph.nodes[second.center].inputs[0])
             if first is None:
                 continue
             joined = join_gate(self.graph, first, second)
@@ -322,10 +322,6 @@ def _is_number(graph: Graph, node: int) -> bool:
     return constant is not None and constant.ndim == 0
 
 
-def _position(group: FusionGroup) -> int:
-    return group.result if group.anchor is None else group.anchor
-
-
 def _computes(node: Node) -> bool:
     return node.kind not in _SILENT_KINDS
 
@@ -333,7 +329,7 @@ def _computes(node: Node) -> bool:
 def _applied(group: FusionGroup) -> Decision:
     rule = RULE if group.is_layer else group.family
     decision = applied(rule, group.anchor_name, f"{group.name}; ends: {group.end}")
-    return replace(decision, node=_position(group), matched=len(group.nodes))
+    return replace(decision, node=group.center, matched=len(group.nodes))
 
 
 def _without_epilogue(chain: Chain) -> Reason | None:

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from tvm_fuse.core.errors import ModelError, UsageError
+from tvm_fuse.core.folders import write_file
 from tvm_fuse.core.graph import Graph
 from tvm_fuse.core.group import FusionGroup
 from tvm_fuse.core.plan import FusionPlan
@@ -277,15 +278,12 @@ def _id(value: Any) -> int:
 
 
 def save(path: Path, file: PlanFile) -> None:
-    """Write a plan file.
+    """Write a plan file; one that is there stays whole until the new one is complete.
 
     Raises:
         UsageError: The file cannot be written.
     """
-    try:
-        path.write_text(to_json(file), encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"{path}: cannot be written: {error.strerror}") from error
+    write_file(path, to_json(file).encode())
 
 
 def load(path: Path) -> PlanFile:

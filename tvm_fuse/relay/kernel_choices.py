@@ -5,15 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
+from tvm_fuse.relay.absorb import INNER_PREFIX
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.cuda_choice import ANCHORS, Anchor, Choice, Tensor, choose_schedule, for_result
 from tvm_fuse.relay.read import source_name
 from tvm_fuse_schedules.cuda_kernel import Schedule
 
 __all__ = ["ChoiceRecorder"]
-
-#: Operators inside a joined kernel, whose schedule is not their own.
-_INNER_PREFIX = "tvm_fuse.inner."
 
 
 @tvm.instrument.pass_instrument
@@ -75,7 +73,7 @@ def _choose(function: Any, target: Any) -> Choice | None:
     choice = choose_schedule(anchor, target)
     if choice.schedule is Schedule.TVM:
         return choice
-    if any(str(call.op.name).startswith(_INNER_PREFIX) for call in calls):
+    if any(str(call.op.name).startswith(INNER_PREFIX) for call in calls):
         return Choice(Schedule.JOINED)
     return for_result(choice, anchor, Tensor.of(function.ret_type))
 

@@ -96,8 +96,8 @@ def partition_chains(
         return rebuild_function(read, {group.result: _grouped(read, group) for group in kernels})
 
     module, changed = rewrite_functions(dissolve_groups(module), rewrite)
-    layers = sum(group.is_layer for group in groups)
-    anchors = sum(decision.rule == "chain" for decision in decisions)
+    layers = sum(group.layers for group in groups)
+    anchors = layers + sum(decision.rule == "chain" and not decision.applied for decision in decisions)
     summary = f"{layers} of {anchors} anchors fused with what follows"
     record(PassRecord("PartitionChains", summary, changed, tuple(decisions), tuple(groups)))
     return module
@@ -153,7 +153,7 @@ def _same_as(source: int) -> Replacement:
 def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
     def construct(new: Callable[[int], Any]) -> Any:
         function, arguments = make_function(read, group)
-        span = read.expressions[_center(group)].span
+        span = read.expressions[group.center].span
         return relay.Call(function, [new(source) for source in arguments], None, None, span)
 
     return construct
@@ -186,15 +186,10 @@ def make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[in
     return function, tuple(params)
 
 
-def _center(group: FusionGroup) -> int:
-    """The operator that a group is named after in the eyes of others."""
-    return group.result if group.anchor is None else group.anchor
-
-
 def _scaled_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[int, ...]:
     """The operands of a multiply from which FoldScaleAxis would move it towards the anchor."""
     graph, members = read.graph, group.nodes
-    if graph.nodes[node].kind is not Kind.MULTIPLY or not _takes_scale(read.expressions[_center(group)]):
+    if graph.nodes[node].kind is not Kind.MULTIPLY or not _takes_scale(read.expressions[group.center]):
         return ()
     values = [source for source in graph.nodes[node].inputs if source in members]
     return tuple(v for v in values if graph.readers(v) == (node,) and _takes_scale(read.expressions[v]))

@@ -249,8 +249,7 @@ def _is_suspect(whole: SplitCandidate) -> bool:
 
 
 def _anchor_alone(graph: Graph, group: FusionGroup) -> FusionGroup:
-    anchor = group.result if group.anchor is None else group.anchor
-    return make_group(graph, group.anchor, (anchor,), anchor)
+    return make_group(graph, group.anchor, (group.center,), group.center)
 
 
 def _find_fault(group: FusionGroup, whole: SplitCandidate, alone: SplitCandidate) -> Reason | None:

@@ -74,3 +74,37 @@ def test_boxes_are_inside_and_apart(picture):
         assert y + h <= height
         for other_x, other_y, other_w, other_h in places[:index]:
             assert x + w <= other_x or other_x + other_w <= x or y + h <= other_y or other_y + other_h <= y
+
+
+def gate(b):
+    x = b.input("x", (1, 24, 1, 1))
+    squeezed = b.relu(b.conv(x, 6, kernel=1))
+    return b.op("Sigmoid", b.conv(squeezed, 24, kernel=1))
+
+
+def standardized(b):
+    x = b.input("x", (4, 32))
+    centered = b.op("Sub", x, b.op("ReduceMean", x, axes=[-1], keepdims=1))
+    spread = b.op("ReduceMean", b.op("Mul", centered, centered), axes=[-1], keepdims=1)
+    return b.op("Div", centered, b.op("Sqrt", spread))
+
+
+@pytest.mark.parametrize(
+    ("make", "titles"),
+    [
+        (gate, ["chain0  conv2d + relu", "then conv2d + sigmoid"]),
+        (standardized, ["chain0  mean + mean + 4 elementwise"]),
+    ],
+    ids=["gate", "normalization"],
+)
+def test_a_kernel_with_several_heavy_operators_names_each(make, titles, tmp_path):
+    from tvm_fuse.picture import draw_plan
+
+    b = Builder(dtype=np.float32)
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b.build([make(b)]).SerializeToString())
+    model = load_model(path, shapes={}, params=None)
+    fused = fuse_model(model, resolve_target("cuda -arch=sm_80"), FuseOptions(is_measured=False))
+    root = ET.fromstring(draw_plan("net", fused))
+    names = [element.text for element in root.iter(f"{SVG}text") if element.get("class") == "name"]
+    assert [name for name in names if name.startswith(("chain", "then"))] == titles

@@ -6,6 +6,7 @@ from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from xml.sax.saxutils import escape
 
+from tvm_fuse.core.chain import Step, grow_chain
 from tvm_fuse.core.graph import ANCHOR_KINDS, LEAF_KINDS, VIEW_KINDS, Graph, Kind, Node
 from tvm_fuse.core.group import FusionGroup
 from tvm_fuse.core.reason import Reason
@@ -145,14 +146,14 @@ _PASSED = (LEAF_KINDS - {Kind.INPUT}) | VIEW_KINDS | {Kind.TUPLE, Kind.GET_ITEM}
 
 
 def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) -> Box:
-    label = group.name.replace("_", " ") if group.anchor is None else " + ".join(_words(graph, group))
+    label, *more = _titles(graph, group)
     names = dict.fromkeys(norm for node in group.nodes for norm in _norms_of(graph.nodes[node], norms))
     members = [f"{graph.nodes[node].op}#{node} {graph.nodes[node].name}".strip() for node in group.nodes]
     end = [f"ends there: {group.end}"] if group.end else []
     return Box(
         style=_style(graph.nodes[group.center], group),
         title=f"{group.id}  {label}",
-        lines=(("small", group.anchor_name), *(("fold", f"{norm} folded in") for norm in names)),
+        lines=(*(("name", line) for line in more), ("small", group.anchor_name), *(("fold", f"{norm} folded in") for norm in names)),
         tip="\n".join([f"{group.id} {group.name}", *members, *end]),
         nodes=group.nodes,
         result=_shape(graph.nodes[group.result]),
@@ -165,12 +166,34 @@ def _norms_of(node: Node, norms: dict[str, list[str]]) -> Iterator[str]:
         yield from norms.get(name, ())
 
 
-def _words(graph: Graph, group: FusionGroup) -> Iterator[str]:
-    before = [graph.nodes[node] for node in group.prologue if graph.nodes[node].kind not in VIEW_KINDS]
-    yield from (node.op.removeprefix("nn.").replace("_", " ") for node in before[:2])
-    yield from ["..."] if len(before) > 2 else []
-    yield group.family
-    yield from (step.name.replace("_", " ") for step in group.steps)
+def _titles(graph: Graph, group: FusionGroup) -> list[str]:
+    """What a kernel computes, a line for each product or for all reductions in it."""
+    if group.anchor is None:
+        return [group.name.replace("_", " ")]
+    center = graph.nodes[group.anchor]
+    if center.kind is Kind.REDUCE:
+        sums = [graph.nodes[node].label for node in (*group.absorbed, group.anchor)]
+        others = len(group.operators) - len(sums)
+        return [" + ".join([*sums, *([f"{others} elementwise"] if others else [])])]
+    if not group.absorbed:
+        return [" + ".join((*_before(graph, group.prologue), group.family, *_words(group.steps)))]
+    (inner,) = group.absorbed
+    first = grow_chain(graph, inner, frozenset(range(len(graph.nodes))).difference(group.nodes))
+    before = [node for node in group.prologue if node not in first.nodes]
+    return [
+        " + ".join((*_before(graph, before), graph.nodes[inner].kind.value, *_words(first.steps))),
+        " + ".join((f"then {group.family}", *_words(group.steps))),
+    ]
+
+
+def _before(graph: Graph, prologue: Iterable[int]) -> Iterator[str]:
+    nodes = [graph.nodes[node] for node in prologue if graph.nodes[node].kind not in VIEW_KINDS]
+    yield from (node.label.replace("_", " ") for node in nodes[:2])
+    yield from ["..."] if len(nodes) > 2 else []
+
+
+def _words(steps: Iterable[Step]) -> Iterator[str]:
+    return (step.name.replace("_", " ") for step in steps)
 
 
 def _node_box(node: Node, reason: Reason | None, norms: dict[str, list[str]]) -> Box:

@@ -45,7 +45,7 @@ def test_plan_shows_kernels_and_reasons(call):
     assert code == 0
     assert "1 of 2 convolutions and dense layers fused, 1 kernels planned; 0 of 1 batch norms folded" in out
     (row,) = [line for line in out.splitlines() if line.startswith("chain0 ")]
-    assert row.split()[1:4] == ["conv2d_relu_elementwise_bias", "first", "4"]
+    assert row.split()[1:4] == ["conv2d_relu_scale_bias", "first", "4"]
     assert "not fused: lonely: result-returned at lonely" in out
     assert "not folded: late_bn: bn-after-activation" in out
     assert "estimated at the peaks of A100" in out
@@ -179,7 +179,7 @@ def test_explain_shows_anchors_and_batch_norms(call):
     assert "what stopped layers and batch norms: bn-after-activation 1 x, result-returned 1 x" in out
     folded, fused, alone = out.split("\n\n")[1:]
     assert folded.startswith("batch norm late_bn: not folded\n  epsilon 1e-05 (source attribute)")
-    assert "fused in chain0 conv2d_relu_elementwise_bias\n  with relu_1 (relu)" in fused
+    assert "fused in chain0 conv2d_relu_scale_bias\n  with relu_1 (relu)" in fused
     assert "wanted a value only the chain reads\n    got    a model output" in alone
     assert "hint: the value is an output of the model" in alone
 

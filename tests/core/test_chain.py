@@ -33,6 +33,11 @@ def ending(g, anchor, *outputs, taken=()):
 
 # --- one step ----------------------------------------------------------------------------------
 
+
+def quantize(g, y):
+    return g.cast(g.clip(g.elementwise("round", g.divide(y, 0.05)), -128.0, 127.0), "int8")
+
+
 ONE_STEP = [
     ("bias_add", ("bias",), lambda g, y: g.bias_add(y, np.ones(C))),
     ("bias C11", ("bias",), lambda g, y: g.add(y, np.ones((C, 1, 1)))),
@@ -42,16 +47,20 @@ ONE_STEP = [
     ("residual", ("residual",), lambda g, y: g.add(y, g.input("r", g.shape(y)))),
     ("residual first", ("residual",), lambda g, y: g.add(g.input("r", g.shape(y)), y)),
     ("constant residual", ("residual",), lambda g, y: g.add(y, np.ones((1, C, 4, 4)))),
-    ("vector along W", ("elementwise",), lambda g, y: g.add(y, np.ones(C))),
-    ("vector along H", ("elementwise",), lambda g, y: g.add(y, np.ones((C, 1)))),
-    ("bias_add along W", ("elementwise",), lambda g, y: g.bias_add(y, np.ones(C), axis=3)),
-    ("scalar", ("elementwise",), lambda g, y: g.add(y, 3.0)),
-    ("computed channel vector", ("elementwise",), lambda g, y: g.add(y, g.relu(g.input("s", (1, C, 1, 1))))),
-    ("x + x", ("elementwise",), lambda g, y: g.add(y, y)),
-    ("scale", ("elementwise",), lambda g, y: g.multiply(y, np.ones((C, 1, 1)))),
-    ("gate", ("elementwise",), lambda g, y: g.multiply(y, g.input("s", (1, C, 1, 1)))),
-    ("subtract", ("elementwise",), lambda g, y: g.subtract(y, g.input("r", g.shape(y)))),
-    ("exp", ("elementwise",), lambda g, y: g.elementwise("exp", y)),
+    ("vector along W", ("add",), lambda g, y: g.add(y, np.ones(C))),
+    ("vector along H", ("add",), lambda g, y: g.add(y, np.ones((C, 1)))),
+    ("bias_add along W", ("bias_add",), lambda g, y: g.bias_add(y, np.ones(C), axis=3)),
+    ("scalar", ("add",), lambda g, y: g.add(y, 3.0)),
+    ("computed channel vector", ("add",), lambda g, y: g.add(y, g.relu(g.input("s", (1, C, 1, 1))))),
+    ("a number of a vector's shape", ("scale",), lambda g, y: g.multiply(np.ones((1, 1, 1, 1)), y)),
+    ("a constant image", ("mul",), lambda g, y: g.multiply(y, np.ones((1, C, 4, 4)))),
+    ("scale of a row", ("mul",), lambda g, y: g.multiply(y, np.ones(C))),
+    ("quantize", ("quantize",), quantize),
+    ("x + x", ("add",), lambda g, y: g.add(y, y)),
+    ("scale", ("scale",), lambda g, y: g.multiply(y, np.ones((C, 1, 1)))),
+    ("gate", ("mul",), lambda g, y: g.multiply(y, g.input("s", (1, C, 1, 1)))),
+    ("subtract", ("subtract",), lambda g, y: g.subtract(y, g.input("r", g.shape(y)))),
+    ("exp", ("exp",), lambda g, y: g.elementwise("exp", y)),
     ("x * tanh(x)", ("elementwise",), lambda g, y: g.multiply(y, g.tanh(y))),
     ("x * (sigmoid(1.7 x))", ("elementwise",), lambda g, y: g.multiply(y, g.sigmoid(g.multiply(y, 1.7)))),
     ("gelu by sigmoid", ("gelu_sigmoid",), lambda g, y: g.multiply(y, g.sigmoid(g.multiply(y, 1.702)))),
@@ -66,7 +75,7 @@ ONE_STEP = [
     ("silu", ("silu",), lambda g, y: g.multiply(g.sigmoid(y), y)),
     ("hard swish", ("hard_swish",), lambda g, y: g.divide(g.multiply(y, g.clip(g.add(y, 3.0))), 6.0)),
     ("hard sigmoid", ("hard_sigmoid",), lambda g, y: g.divide(g.clip(g.add(y, 3.0)), 6.0)),
-    ("hard swish / 5", ("elementwise", "elementwise"),
+    ("hard swish / 5", ("elementwise", "divide"),
      lambda g, y: g.divide(g.multiply(y, g.clip(g.add(y, 3.0))), 5.0)),
 ]  # fmt: skip
 
@@ -113,7 +122,7 @@ def test_bias_of_a_blocked_layout():
     conv = g.conv2d(g.input("x", (1, 1, 5, 5, 4)), weight, layout="NCHW4c", kernel="OIHW4i4o")
     biased = g.add(conv, np.ones((1, 2, 1, 1, 4)))
     inner = g.add(biased, np.ones((4,)))
-    assert grown(g, conv, inner).epilogue == ("bias", "elementwise")
+    assert grown(g, conv, inner).epilogue == ("bias", "add")
 
 
 def test_bias_of_one_channel_is_a_number():
@@ -163,7 +172,7 @@ def test_bias_residual_relu(swapped):
 
 def test_operators_after_the_activation_join_too():
     g, conv = start()
-    assert grown(g, conv, g.multiply(g.relu(conv), 2.0)).epilogue == ("relu", "elementwise")
+    assert grown(g, conv, g.multiply(g.relu(conv), 2.0)).epilogue == ("relu", "scale")
 
 
 def test_diamond_that_is_no_named_activation_is_one_step():
@@ -327,12 +336,12 @@ def test_b035_requested_value_before_the_relu():
     assert ending(g, conv, biased, relu) == (("bias",), Code.RESULT_RETURNED)
 
 
-@pytest.mark.parametrize("op", ["multiply", "maximum"])
-def test_b106_other_combinations_are_no_residual(op):
+@pytest.mark.parametrize(("op", "name"), [("multiply", "mul"), ("maximum", "maximum")])
+def test_b106_other_combinations_are_no_residual(op, name):
     g, conv = start()
     other = g.input("r", (1, C, 4, 4))
     root = g.multiply(conv, other) if op == "multiply" else g.elementwise(op, conv, other)
-    assert grown(g, conv, g.relu(root)).epilogue == ("elementwise", "relu")
+    assert grown(g, conv, g.relu(root)).epilogue == (name, "relu")
 
 
 @pytest.mark.parametrize("operators", [MOST_OPERATORS, MOST_OPERATORS + 1])

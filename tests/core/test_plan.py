@@ -50,7 +50,7 @@ def test_dense():
     g = GraphBuilder()
     y = g.dense(g.input("x", (2, 8)), np.ones((C, 8)))
     plan = plan_chains(g.build(g.multiply(g.add(y, np.ones(C)), g.sigmoid(g.input("z", (2, C))))))
-    assert names(plan) == ["dense_bias_elementwise"]
+    assert names(plan) == ["dense_bias_mul"]
 
 
 @pytest.mark.parametrize("swapped", [False, True], ids=["main + shortcut", "shortcut + main"])

@@ -71,7 +71,7 @@ def test_only_rank_0_constants_stay_inside(net):
     x = net.input("x", (1, 3, 5, 5))
     y = relay.nn.relu(biased(net, x)) / relay.const(4.0)
     module, names, _ = partition(net.module(y + relay.const(np.ones((1, 1, 1, 1), "float32"))))
-    assert names == ["conv2d_bias_relu_elementwise_elementwise"]
+    assert names == ["conv2d_bias_relu_divide_add"]
     (call,) = group_calls(module)
     assert len(call.args) == 4  # data, weight, bias, the (1, 1, 1, 1) constant
 
@@ -152,13 +152,13 @@ def test_b020_full_size_constant_is_a_residual_not_a_bias(net):
 
 
 RESIDUALS = {
-    "multiply": ("conv2d_elementwise_relu", lambda y, x: y * x),
-    "maximum": ("conv2d_elementwise_relu", lambda y, x: relay.maximum(y, x)),
+    "multiply": ("conv2d_mul_relu", lambda y, x: y * x),
+    "maximum": ("conv2d_maximum_relu", lambda y, x: relay.maximum(y, x)),
     "weighted sum": (
-        "conv2d_elementwise_residual_relu",
+        "conv2d_scale_residual_relu",
         lambda y, x: y * relay.const(0.5) + x * relay.const(0.25),
     ),
-    "subtract": ("conv2d_elementwise_relu", lambda y, x: x - y),
+    "subtract": ("conv2d_subtract_relu", lambda y, x: x - y),
 }
 
 
@@ -192,7 +192,7 @@ def test_b079_output_used_by_compare_where_and_add(net):
     chosen = relay.where(relay.greater_equal(conv, relay.const(0.0)), conv + relay.const(1.0), conv)
     module = net.module(chosen + relay.const(0.5))
     fused, names, codes = partition(module)
-    assert (names, codes) == (["conv2d_elementwise_elementwise"], [])
+    assert (names, codes) == (["conv2d_elementwise_add"], [])
     feed = feeds(module)
     (want,), (got,) = run_unfused(module, feed), run(plain_build(fused), feed)
     np.testing.assert_allclose(got, want, atol=1e-5, rtol=0)

@@ -31,6 +31,7 @@ from tvm_fuse.core.graph import (
     Node,
 )
 from tvm_fuse.core.layout import channel_vector_shape
+from tvm_fuse.core.quantization import match_quantization
 from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.core.weights import output_axes
 
@@ -84,7 +85,7 @@ class Chain:
 
     @property
     def epilogue(self) -> tuple[str, ...]:
-        """Names of the steps, such as ``("bias", "residual", "relu")``."""
+        """Names of the steps, such as ``("bias", "scale", "residual", "relu")``."""
         return tuple(step.name for step in self.steps)
 
 
@@ -113,8 +114,10 @@ def grow_chain(graph: Graph, anchor: int, taken: Collection[int] = (), most: int
 
 
 def _next_step(graph: Graph, anchor: int, value: int, taken: Collection[int], most: int) -> Step | Reason:
-    found = match_activation(graph, value)
-    if found is not None:
+    found, quantized = match_activation(graph, value), match_quantization(graph, value)
+    if quantized is not None:
+        nodes, kind, name = quantized.nodes, StepKind.ELEMENTWISE, quantized.name
+    elif found is not None:
         nodes, kind, name = found.nodes, StepKind.ACTIVATION, found.activation
     else:
         region = _next_region(graph, value, most)
@@ -122,7 +125,7 @@ def _next_step(graph: Graph, anchor: int, value: int, taken: Collection[int], mo
             return region
         nodes = region
         kind = _classify(graph, anchor, value, nodes)
-        name = kind.value
+        name = _name_elementwise(graph, anchor, nodes) if kind is StepKind.ELEMENTWISE else kind.value
     shape = graph.nodes[value].output.shape
     for node in nodes:
         reason = _check_taken(graph, node, taken) or _check_shape(graph, node, shape)
@@ -188,6 +191,21 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
     if other.output.shape == graph.nodes[value].output.shape:
         return StepKind.RESIDUAL
     return StepKind.ELEMENTWISE
+
+
+def _name_elementwise(graph: Graph, anchor: int, nodes: tuple[int, ...]) -> str:
+    """``scale`` where constants multiply, one a channel or one number; ``mul``, ``add`` or what an operator is."""
+    if len(nodes) != 1:
+        return StepKind.ELEMENTWISE.value
+    node = graph.nodes[nodes[0]]
+    if node.kind is not Kind.MULTIPLY:
+        return node.label
+    factors = (graph.nodes[source] for source in node.inputs if graph.nodes[source].kind is Kind.CONSTANT)
+    is_scale = any(
+        all(dim == 1 for dim in factor.output.shape) or _is_channel_vector(graph.nodes[anchor], factor)
+        for factor in factors
+    )
+    return "scale" if is_scale else "mul"
 
 
 def _is_channel_vector(anchor: Node, operand: Node) -> bool:

@@ -231,6 +231,11 @@ class Node:
         """The first (usually only) output."""
         return self.outputs[0]
 
+    @property
+    def label(self) -> str:
+        """The operator as a part of a kernel's name."""
+        return self.op.removeprefix("nn.").replace(".", "_")
+
     def __str__(self) -> str:
         return self.name or f"{self.op}#{self.id}"
 

@@ -108,14 +108,10 @@ def _name(
         return _name_elementwise([graph.nodes[node] for node in nodes])
     before = [graph.nodes[node] for node in prologue if graph.nodes[node].kind not in VIEW_KINDS]
     center = graph.nodes[anchor]
-    label = center.kind.value if center.kind in ANCHOR_KINDS else _label(center)
+    label = center.kind.value if center.kind in ANCHOR_KINDS else center.label
     return "_".join((*([_name_elementwise(before)] if before else []), label, *(step.name for step in steps)))
 
 
 def _name_elementwise(nodes: Iterable[Node]) -> str:
-    labels = [_label(node) for node in nodes if node.kind is not Kind.TUPLE]
+    labels = [node.label for node in nodes if node.kind is not Kind.TUPLE]
     return "_".join(labels) if len(labels) <= _MOST_NAMED else "elementwise"
-
-
-def _label(node: Node) -> str:
-    return node.op.removeprefix("nn.").replace(".", "_")

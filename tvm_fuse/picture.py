@@ -153,7 +153,11 @@ def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) ->
     return Box(
         style=_style(graph.nodes[group.center], group),
         title=f"{group.id}  {label}",
-        lines=(*(("name", line) for line in more), ("small", group.anchor_name), *(("fold", f"{norm} folded in") for norm in names)),
+        lines=(
+            *(("name", line) for line in more),
+            ("small", group.anchor_name),
+            *(("fold", f"{norm} folded in") for norm in names),
+        ),
         tip="\n".join([f"{group.id} {group.name}", *members, *end]),
         nodes=group.nodes,
         result=_shape(graph.nodes[group.result]),

@@ -194,7 +194,7 @@ def _classify(graph: Graph, anchor: int, value: int, nodes: tuple[int, ...]) -> 
 
 
 def _name_elementwise(graph: Graph, anchor: int, nodes: tuple[int, ...]) -> str:
-    """``scale`` where constants multiply, one a channel or one number; ``mul``, ``add`` or what an operator is."""
+    """``scale`` by a number or by constants for each channel; ``mul``, ``add``, or what the operator is."""
     if len(nodes) != 1:
         return StepKind.ELEMENTWISE.value
     node = graph.nodes[nodes[0]]

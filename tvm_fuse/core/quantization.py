@@ -1,11 +1,11 @@
-"""Quantization written as operators: what TVM's legalization makes of ``qnn.quantize`` and ``qnn.requantize``.
+"""Quantization written as operators: what TVM makes of ``qnn.quantize`` and ``qnn.requantize``.
 
 ::
 
     quantize     float -> divide -> round -> [add a zero point] -> clip -> cast -> integer
     requantize   int32 -> fixed_point_multiply -> [add a zero point] -> clip -> cast -> integer
 
-Each is a run of elementwise operators with one reader each. A ``qnn.dequantize`` is two or four of them (cast,
+Each is a run of elementwise operators with one reader each. A ``qnn.dequantize`` is up to four of them (cast,
 subtract, cast, multiply) and has no name of its own.
 """
 

@@ -19,10 +19,9 @@ class Family:
     """Anchors of one kind.
 
     Args:
-        name: Also the key of ``Capability.prologue``.
+        name: Also what ``Capability.prologue`` and ``Capability.epilogue`` call it.
         kinds: Kinds of the anchors.
         require: Conditions on an anchor, tried in order.
-        has_epilogue: Whether what follows elementwise may join.
         entries: Operands of the anchor that may be computed while it reads them.
         rule: Name of the rule in decisions.
     """
@@ -30,7 +29,6 @@ class Family:
     name: str
     kinds: frozenset[Kind]
     require: tuple[Condition, ...]
-    has_epilogue: bool = False
     entries: tuple[int, ...] = ()
     rule: str = ""
 

@@ -1,6 +1,7 @@
 """Sums, means, maxima over axes: what they read is computed on the way in.
 
-What follows stays out: TVM's schedules of reductions would make a kernel of its own of it.
+What follows joins along rows only (``joins.py``): TVM's schedules of reductions would make a kernel of its
+own of it.
 """
 
 from __future__ import annotations

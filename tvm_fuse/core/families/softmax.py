@@ -1,4 +1,4 @@
-"""Softmax and log softmax: what they read is computed on the way in where the target can."""
+"""Softmax and log softmax: what they read and what follows joins where the target can."""
 
 from __future__ import annotations
 

@@ -49,6 +49,7 @@ class Site:
         hint: What a user can do about that.
         epsilon: The epsilon of a batch norm, and who says so.
         beside: Why it did, or did not, become one layer with others that read the same value.
+        not_joined: Why its kernel is not part of a larger one, a gate's or an attention's.
     """
 
     id: str
@@ -63,6 +64,7 @@ class Site:
     hint: str = ""
     epsilon: str = ""
     beside: tuple[str, ...] = ()
+    not_joined: tuple[Reason, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -134,7 +136,8 @@ def explain_model(name: str, target: str, fused: FusedModel, pattern: str | None
 
 
 def _explain(graph: Graph, plan: FusionPlan, node: Node) -> Site:
-    place = Site(f"#{node.id}", str(node), node.op, Verdict.NO_KERNEL)
+    apart = (d.reason for d in plan.not_joined if d.node == node.id and d.reason is not None)
+    place = Site(f"#{node.id}", str(node), node.op, Verdict.NO_KERNEL, not_joined=tuple(apart))
     group = next((group for group in plan.groups if node.id in group.nodes), None)
     if group is not None:
         end = group.end

@@ -63,6 +63,7 @@ class PlanReport:
         groups: The kernels.
         not_fused: Decisions about the other anchors.
         side_by_side: Decisions about layers, and elementwise kernels, that read one value.
+        not_joined: Why kernels are not part of a larger one, a gate's or an attention's: one for each.
         left: Decisions about other operators in no group, which are left to TVM.
         folded: Batch norms that were folded.
         not_folded: Decisions about the others.
@@ -79,6 +80,7 @@ class PlanReport:
     groups: tuple[GroupRow, ...]
     not_fused: tuple[Decision, ...]
     side_by_side: tuple[Decision, ...]
+    not_joined: tuple[Decision, ...]
     left: tuple[Decision, ...]
     folded: int
     not_folded: tuple[Decision, ...]
@@ -128,6 +130,7 @@ def report_plan(name: str, fused: FusedModel, target: object, options: FuseOptio
         groups=tuple(_rows(planned, target)),
         not_fused=tuple(decision for decision in declined if decision.rule == "chain"),
         side_by_side=fused.records["CombineParallel"].decisions,
+        not_joined=tuple({decision.reason: decision for decision in planned.plan.not_joined}.values()),
         left=tuple(decision for decision in declined if decision.rule != "chain"),
         folded=len(fused.records["FoldBatchNorm"].details),
         not_folded=tuple(d for d in fused.records["FoldBatchNorm"].decisions if not d.applied),

@@ -32,11 +32,20 @@ def render_plan(report: PlanReport) -> str:
     lines += _reasons("not fused", report.not_fused)
     lines += _reasons("not folded", report.not_folded)
     lines += _reasons("side by side", report.side_by_side)
-    left = Counter(decision.reason.code.value for decision in report.left if decision.reason is not None)
-    if left:
-        codes = ", ".join(f"{code} {count} x" for code, count in sorted(left.items()))
-        lines += ["", f"{sum(left.values())} other operators are in no kernel of the plan: {codes}"]
+    if report.not_joined:
+        codes = _count(report.not_joined)
+        lines += ["", f"kernels that are not part of a larger one: {codes}; explain shows each"]
+    if report.left:
+        lines += [
+            "",
+            f"{len(report.left)} other operators are in no kernel of the plan: {_count(report.left)}",
+        ]
     return "\n".join(lines)
+
+
+def _count(decisions: Iterable[Decision]) -> str:
+    codes = Counter(decision.reason.code.value for decision in decisions if decision.reason is not None)
+    return ", ".join(f"{code} {count} x" for code, count in sorted(codes.items()))
 
 
 _COLUMNS = ("id", "kernel", "anchor", "ops", "MFLOP", "saved kB", "saved us", "result")
@@ -114,6 +123,8 @@ def _site(site: Site) -> Iterable[str]:
         yield f"  {'into' if site.verdict is Verdict.FOLDED else 'with'} {', '.join(site.partners)}"
     for line in site.beside:
         yield f"  side by side: {line}"
+    for reason in site.not_joined:
+        yield f"  not part of a larger kernel: {reason}"
     if site.reason is None:
         return
     if site.verdict is Verdict.FUSED:

@@ -232,3 +232,46 @@ def test_layers_side_by_side_are_explained(call):
     code, out, _ = call("explain", side_by_side(), *target)
     assert "  side by side: 2 layers become one: one0, one1" in out
     assert "side by side: one0: 2 layers become one: one0, one1" in call("plan", side_by_side(), *target)[1]
+
+
+def attention():
+    """Four heads, with scale and mask, as exporters write it."""
+    b = Builder(dtype=np.float32)
+    queries, keys, values = (b.input(name, (1, 4, 32, 16)) for name in ("q", "k", "v"))
+    mask = b.input("mask", (1, 1, 1, 32))
+    scores = b.op("MatMul", queries, b.op("Transpose", keys, perm=[0, 1, 3, 2]), name="scores")
+    scores = b.op("Add", b.op("Mul", scores, b.const(np.float32(0.25)), name="scaled"), mask, name="masked")
+    return b.build([b.op("MatMul", b.op("Softmax", scores, axis=-1, name="soft"), values, name="mixed")])
+
+
+@pytest.mark.parametrize(
+    ("target", "verdict", "why"),
+    [
+        (
+            "cuda -arch=sm_80",
+            "fused in chain1 multiply_add_softmax",
+            "wanted less read again than one kernel",
+        ),
+        (
+            "llvm",
+            "not fused",
+            "wanted a schedule for two products and the softmax between them, got none for cpu",
+        ),
+    ],
+    ids=["cuda", "llvm"],
+)
+def test_an_attention_says_why_it_is_not_one_kernel(call, target, verdict, why):
+    code, out, _ = call("explain", attention(), "soft", "--target", target)
+    assert code == 0
+    assert f"nn.softmax#12 soft: {verdict}" in out
+    if target != "llvm":
+        assert "with scores (on the way in), scaled (on the way in), masked (on the way in)" in out
+    assert f"  not part of a larger kernel: attention-in-parts at soft: {why}" in out
+    _, out, _ = call("explain", attention(), "nn.batch_matmul#*", "--target", target)
+    assert out.count("attention-in-parts") == 2
+    _, out, _ = call("plan", attention(), "--target", target)
+    assert "kernels that are not part of a larger one: attention-in-parts 1 x; explain shows each" in out
+    _, out, _ = call("plan", attention(), "--target", target, "--json")
+    assert [decision["reason"]["code"] for decision in json.loads(out)["not_joined"]] == [
+        "attention-in-parts"
+    ]

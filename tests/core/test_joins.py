@@ -11,7 +11,9 @@ from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.graph import Kind, ReduceAttrs
 from tvm_fuse.core.group import make_group
 from tvm_fuse.core.joins import MOST_HIDDEN, RowJoin, check_join, find_row_join, join_gate
-from tvm_fuse.core.reason import Code
+from tvm_fuse.core.plan import plan_chains
+from tvm_fuse.core.plan_options import PlanOptions
+from tvm_fuse.core.reason import Code, Reason, Stage
 
 F32 = np.float32
 
@@ -139,11 +141,11 @@ def test_a_taken_operator_ends_it():
 
 
 def test_statistics_that_are_returned_too():
-    """Nothing after the variance joins then, and what it reads is read by others."""
+    """Nothing after the variance joins then."""
     g, _, spread, result = make_norm()
     graph = g.build(result, spread)
     reason = find_row_join(graph, graph.nodes[spread])
-    assert reason.code is Code.OPERATOR_ALONE
+    assert reason.code is Code.RESULT_RETURNED
 
 
 @pytest.mark.parametrize(
@@ -158,11 +160,120 @@ def test_reductions_that_are_no_rows(shape, axes, code):
     assert find_row_join(graph, graph.nodes[total]).code is code
 
 
-def test_a_reduction_alone():
+#: What ends the kernel at a sum over the last axis of (2, 3, 8), and what reads the sum.
+ENDS = {
+    "returned": (Code.RESULT_RETURNED, lambda g, y: (y,)),
+    "shared": (Code.RESULT_SHARED, lambda g, y: (g.sqrt(y), g.tanh(y))),
+    "sorted": (Code.READER_NOT_ELEMENTWISE, lambda g, y: (g.other("argsort", y),)),
+    "spread over more": (Code.RESULT_SHAPE_CHANGES, lambda g, y: (g.add(y, g.const(ones(5, 2, 3, 1))),)),
+    "taken": (Code.READER_IN_OTHER_CHAIN, lambda g, y: (g.sqrt(y),)),
+}
+
+
+@pytest.mark.parametrize("case", ENDS)
+def test_why_nothing_follows_a_reduction(case):
+    code, after = ENDS[case]
     g = Rows()
     total = g.reduce("sum", g.input("x", (2, 3, 8)))
-    graph = g.build(total)
-    assert find_row_join(graph, graph.nodes[total]).code is Code.OPERATOR_ALONE
+    graph = g.build(*after(g, total))
+    taken = graph.readers(total) if case == "taken" else ()
+    assert find_row_join(graph, graph.nodes[total], taken).code is code
+
+
+def test_more_operators_than_join():
+    g = Rows()
+    y = total = g.reduce("sum", g.input("x", (2, 3, 8)))
+    for _ in range(20):
+        y = g.tanh(y)
+    graph = g.build(y)
+    join = find_row_join(graph, graph.nodes[total])
+    assert (len(join.nodes), join.end.code) == (17, Code.CHAIN_TOO_LONG)
+
+
+# --- what a plan says about kernels that are not joined ---------------------------------------------------
+
+
+def planned(g, *outputs, **options):
+    return plan_chains(g.build(*outputs), PlanOptions(**{"target": "cuda", **options}))
+
+
+def refuse(graph, candidate):
+    return Reason(Code.FUSION_COSTS_TIME, "here", "less", "more")
+
+
+def rows_of(axis, prologue=False, dtype="float32"):
+    """A reduction with elementwise readers; with a prologue it is in a group, which ends there."""
+    g = Rows()
+    g.dtype = dtype
+    x = g.input("x", (2, 8, 8))
+    total = g.reduce("sum", g.tanh(x) if prologue else x, axes=(axis,))
+    return g, total, g.add(x, g.sqrt(total))
+
+
+#: Axis, dtype, options, and what is said at the reduction.
+ROWS = {
+    "another axis": (1, "float32", {}, Code.TARGET_CANNOT_JOIN, "the last axes"),
+    "half": (2, "float16", {}, Code.TARGET_CANNOT_JOIN, "float32"),
+    "a CPU": (2, "float32", {"target": "cpu"}, Code.TARGET_CANNOT_JOIN, "a reduction and what follows it"),
+    "few operators": (2, "float32", {"max_ops": 2}, Code.CHAIN_TOO_LONG, "at most 2"),
+}
+
+
+@pytest.mark.parametrize("prologue", [False, True], ids=["alone", "in a group"])
+@pytest.mark.parametrize("case", ROWS)
+def test_rows_that_are_not_joined(case, prologue):
+    axis, dtype, options, code, wanted = ROWS[case]
+    g, total, result = rows_of(axis, prologue, dtype)
+    plan = planned(g, result, **options)
+    group = next((group for group in plan.groups if total in group.nodes), None)
+    decisions = [decision for decision in plan.decisions if decision.node == total]
+    reason = group.end if prologue else decisions[0].reason
+    assert (reason.code, group is not None) == (code, prologue)
+    assert wanted in reason.wanted
+
+
+def test_rows_that_the_cost_model_refuses():
+    """Both reductions say so: the last one and the one that it would have absorbed."""
+    g, mean, spread, result = make_norm()
+    plan = planned(g, result, accept=refuse)
+    said = {d.node: (d.stage, d.reason.code) for d in plan.decisions if d.node in (mean, spread)}
+    ends = {group.end.code for group in plan.groups if {mean, spread} & set(group.nodes)}
+    assert {code for _, code in said.values()} | ends == {Code.FUSION_COSTS_TIME}
+    assert {stage for stage, _ in said.values()} <= {Stage.COST}
+
+
+def test_reductions_that_nothing_elementwise_reads_say_what_they_said():
+    g = Rows()
+    total = g.reduce("sum", g.input("x", (2, 3, 8)), axes=(1,))
+    (decision, _) = planned(g, g.other("argsort", total)).decisions
+    assert decision.reason.code is Code.OPERATOR_ALONE
+
+
+GATES = {
+    "too wide": ({"hidden": MOST_HIDDEN + 1}, {}, Code.TARGET_CANNOT_JOIN, Stage.CONDITION),
+    "many images": ({"images": 8}, {}, Code.TARGET_CANNOT_JOIN, Stage.CONDITION),
+    "half": ({"dtype": "float16"}, {}, Code.TARGET_CANNOT_JOIN, Stage.CONDITION),
+    "dense layers on a CPU": ({"dense": True}, {"target": "cpu"}, Code.TARGET_CANNOT_JOIN, Stage.CONDITION),
+    "few operators": ({}, {"max_ops": 3}, Code.CHAIN_TOO_LONG, Stage.CONDITION),
+    "costs time": ({}, {"accept": refuse}, Code.FUSION_COSTS_TIME, Stage.COST),
+}
+
+
+@pytest.mark.parametrize("case", GATES)
+def test_gates_that_are_not_joined(case):
+    changed, options, code, stage = GATES[case]
+    graph, first, second = make_gate(**changed)
+    plan = plan_chains(graph, PlanOptions(**{"target": "cuda", **options}))
+    assert [decision.node for decision in plan.not_joined] == [first.anchor, second.anchor]
+    assert {(d.rule, d.stage, d.reason.code) for d in plan.not_joined} == {("gate", stage, code)}
+
+
+@pytest.mark.parametrize(
+    ("changed", "target"), [({}, "cuda"), ({"pixels": 4}, "cuda"), ({"pixels": 4}, "cpu")], ids=str
+)
+def test_nothing_is_said_of_a_gate_that_is_joined_or_of_layers_of_more_pixels(changed, target):
+    graph, _, _ = make_gate(**changed)
+    assert plan_chains(graph, PlanOptions(target=target)).not_joined == ()
 
 
 def test_a_vector_that_is_spread_over_another_axis_ends_it():

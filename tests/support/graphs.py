@@ -32,6 +32,7 @@ from tvm_fuse.core.graph import (
     Node,
     PadAttrs,
     PReluAttrs,
+    ReduceAttrs,
     TensorInfo,
     TransposeAttrs,
 )
@@ -272,6 +273,10 @@ class GraphBuilder:
 
     def tanh(self, x: int) -> int:
         return self.node(Kind.TANH, "tanh", (x,), self.shape(x))
+
+    def softmax(self, x: int, axis: int = -1) -> int:
+        attrs = ReduceAttrs((axis % len(self.shape(x)),), True)
+        return self.node(Kind.SOFTMAX, "nn.softmax", (x,), (self.nodes[x].output,), attrs)
 
     def elementwise(self, op: str, *inputs: Value) -> int:
         """``exp``, ``maximum``, ... : an elementwise operator that is only known by name."""

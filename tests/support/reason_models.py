@@ -56,7 +56,7 @@ def reasons_of(model: Model) -> Iterator[Reason]:
     yield from _folding(graph, model.expected)
     plan = plan_chains(graph, model.options)
     decisions = [*plan.decisions, *plan_parallel(graph, model.options).decisions]
-    decisions += explain_readers(graph, model.options)
+    decisions += [*explain_readers(graph, model.options), *plan.not_joined]
     yield from (decision.reason for decision in decisions if decision.reason is not None)
     yield from (group.end for group in plan.groups if group.end is not None)
 
@@ -218,6 +218,13 @@ def _many(g):
     return (g.concatenate(*values),)
 
 
+def _attention(g):
+    """Twelve heads of 64, 128 tokens."""
+    queries, keys, values = (g.input(name, (12, 128, 64)) for name in ("queries", "keys", "values"))
+    scores = g.multiply(g.matmul(queries, keys, kernel="BOI"), 0.125)
+    return (g.matmul(g.softmax(scores), values, kernel="BIO"),)
+
+
 def _side_by_side(make, **attrs):
     def model(g):
         x = _x(g)
@@ -242,6 +249,7 @@ _PLANS = {
     Code.OPERATOR_OPAQUE: Model(lambda g: (g.other("argsort", _x(g)),)),
     Code.TOO_MANY_ARGUMENTS: Model(_many),
     Code.TARGET_CANNOT_JOIN: Model(_shared_scale, PlanOptions(target="cpu")),
+    Code.ATTENTION_IN_PARTS: Model(_attention),
     Code.LEFT_OUT_BY_USER: Model(_then(lambda g, y: g.relu(y)), PlanOptions(target="cuda", skip=("chain0",))),
     Code.SIBLINGS_DIFFER: _side_by_side(lambda g, x: _conv(g, x, padding=(1, 1), name="conv2")),
     Code.SIBLING_GROUPED: _side_by_side(

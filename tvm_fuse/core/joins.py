@@ -14,14 +14,23 @@ from __future__ import annotations
 
 import math
 from collections.abc import Collection
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 
 from tvm_fuse.core.graph import ELEMENTWISE_KINDS, ConvAttrs, Dim, Graph, Kind, Node, ReduceAttrs
 from tvm_fuse.core.group import FusionGroup, make_group
 from tvm_fuse.core.reason import Code, Reason
 from tvm_fuse.core.region import find_region
 
-__all__ = ["MOST_HIDDEN", "MOST_IMAGES", "RowJoin", "check_join", "find_row_join", "join_gate"]
+__all__ = [
+    "MOST_HIDDEN",
+    "MOST_IMAGES",
+    "RowJoin",
+    "check_join",
+    "find_row_join",
+    "is_like_a_gate",
+    "is_used_in_rows",
+    "join_gate",
+]
 
 #: Hidden values of a gate: each block keeps all of them in shared memory, 4 KiB at most.
 MOST_HIDDEN = 1024
@@ -65,12 +74,14 @@ class RowJoin:
         nodes: Ids of all operators, in topological order.
         result: Id of the one whose value leaves the kernel.
         absorbed: Ids of the other reductions.
+        end: Why the kernel ends at its result.
     """
 
     anchor: int
     nodes: tuple[int, ...]
     result: int
     absorbed: tuple[int, ...]
+    end: Reason | None = field(default=None, compare=False)
 
 
 def find_row_join(graph: Graph, reduction: Node, taken: Collection[int] = ()) -> RowJoin | Reason:
@@ -88,7 +99,7 @@ def find_row_join(graph: Graph, reduction: Node, taken: Collection[int] = ()) ->
     if reason is not None:
         return reason
     data = graph.nodes[reduction.inputs[0]].output.shape
-    result = _last_along_row(graph, reduction, data, taken)
+    result, end = _last_along_row(graph, reduction, data, taken)
 
     def joins(node: Node) -> bool:
         is_row = node.kind is Kind.REDUCE and _same_rows(graph, node, reduction)
@@ -100,34 +111,58 @@ def find_row_join(graph: Graph, reduction: Node, taken: Collection[int] = ()) ->
     if reduction.id not in nodes:
         return Reason(Code.RESULT_SHARED, str(reduction), "statistics that only their row reads", "others")
     heavy = [node for node in nodes if graph.nodes[node].kind is Kind.REDUCE]
-    if heavy[-1] != reduction.id or (result == reduction.id and len(heavy) == 1):
-        return Reason(Code.OPERATOR_ALONE, str(reduction), "operators on the same rows", "none")
-    return RowJoin(reduction.id, nodes, result, tuple(heavy[:-1]))
+    if heavy[-1] != reduction.id:
+        last = str(graph.nodes[heavy[-1]])
+        return Reason(Code.OPERATOR_ALONE, str(reduction), "the last reduction of its rows", last)
+    if result == reduction.id and len(heavy) == 1:
+        return end
+    return RowJoin(reduction.id, nodes, result, tuple(heavy[:-1]), end)
+
+
+def is_used_in_rows(graph: Graph, reduction: Node) -> bool:
+    """Whether operators read a reduction that could be in its kernel on some target, if all else fits."""
+    return any(graph.nodes[reader].kind in _BETWEEN for reader in graph.readers(reduction.id))
+
+
+def is_like_a_gate(graph: Graph, inner: Node, outer: Node) -> bool:
+    """Whether two products have one value a channel; what else a gate needs, ``join_gate`` says."""
+    return all(
+        node.kind in (Kind.DENSE, Kind.CONV2D) and node.output.is_static and _is_one_pixel(node)
+        for node in (inner, outer)
+    )
 
 
 #: No reshape: TVM's schedule of reductions for CPUs, where a plan for CUDA is checked, knows none beside one.
 _BETWEEN = ELEMENTWISE_KINDS | {Kind.EXPAND_DIMS}
 
 
-def _last_along_row(graph: Graph, reduction: Node, data: tuple[Dim, ...], taken: Collection[int]) -> int:
-    """The last of the operators that read one another after a reduction and keep to its rows."""
+def _last_along_row(
+    graph: Graph, reduction: Node, data: tuple[Dim, ...], taken: Collection[int]
+) -> tuple[int, Reason]:
+    """The last of the operators that read one another after a reduction and keep to its rows, and why."""
     result = reduction
     count = len(data) - len(reduction.attrs.axes)
     one_a_row = (*data[:count], *(1 for _ in reduction.attrs.axes))
-    value = reduction
     for _ in range(_MOST_AFTER):
-        readers = set(graph.readers(value.id))
-        if graph.is_output(value.id) or len(readers) != 1:
-            break
-        value = graph.nodes[readers.pop()]
-        if value.id in taken or value.kind not in _BETWEEN or not value.output.is_static:
-            break
+        reason = _has_one_reader(graph, result)
+        if reason is not None:
+            return result.id, reason
+        value = graph.nodes[graph.readers(result.id)[0]]
+        at = str(value)
+        if value.id in taken:
+            return result.id, Reason(Code.READER_IN_OTHER_CHAIN, at, "an operator in no group", "taken")
+        if value.kind not in _BETWEEN:
+            return result.id, Reason(Code.READER_NOT_ELEMENTWISE, at, "an elementwise operator", value.op)
         before, after = result.output.shape, value.output.shape
         spreads = after == data and before == one_a_row
-        if not spreads and math.prod(_sizes(result)) != math.prod(_sizes(value)):
-            break
+        if not value.output.is_static or (
+            not spreads and math.prod(_sizes(result)) != math.prod(_sizes(value))
+        ):
+            wanted = f"results of the rows {list(data)}, or one for each"
+            return result.id, Reason(Code.RESULT_SHAPE_CHANGES, at, wanted, str(value.output))
         result = value
-    return result.id
+    wanted = f"at most {_MOST_AFTER} operators after it"
+    return result.id, Reason(Code.CHAIN_TOO_LONG, str(reduction), wanted, "more")
 
 
 def check_join(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
@@ -157,6 +192,16 @@ def _pair(reason: Reason | None) -> tuple[str, str] | None:
 # --- conditions, each named as the statement that must hold -------------------------------------------
 
 
+def _has_one_reader(graph: Graph, node: Node) -> Reason | None:
+    readers = sorted(set(graph.readers(node.id)))
+    if graph.is_output(node.id):
+        return Reason(Code.RESULT_RETURNED, str(node), "a value that only its rows read", "a model output")
+    if len(readers) == 1:
+        return None
+    names = ", ".join(str(graph.nodes[reader]) for reader in readers)
+    return Reason(Code.RESULT_SHARED, str(node), "one reader", f"{len(readers)}: {names}")
+
+
 def _are_a_gate(graph: Graph, inner: Node, outer: Node) -> Reason | None:
     for condition in (_is_dense, _is_one_value_a_channel, _is_float32):
         reason = condition(graph, inner) or condition(graph, outer)
@@ -166,11 +211,15 @@ def _are_a_gate(graph: Graph, inner: Node, outer: Node) -> Reason | None:
 
 
 def _is_one_value_a_channel(graph: Graph, node: Node) -> Reason | None:
-    images, *rest = _sizes(node)
-    if node.output.is_static and math.prod(rest) == rest[0] and images <= MOST_IMAGES:
+    if node.output.is_static and _is_one_pixel(node) and _sizes(node)[0] <= MOST_IMAGES:
         return None
     wanted = f"one value a channel, at most {MOST_IMAGES} images"
     return Reason(Code.TARGET_CANNOT_JOIN, str(node), wanted, str(node.output))
+
+
+def _is_one_pixel(node: Node) -> bool:
+    _, channels, *pixels = _sizes(node)
+    return channels > 0 and math.prod(pixels) == 1
 
 
 def _is_float32(graph: Graph, node: Node) -> Reason | None:

@@ -15,16 +15,18 @@ from __future__ import annotations
 
 from dataclasses import dataclass, replace
 
+from tvm_fuse.core.attention import explain_attention
 from tvm_fuse.core.capabilities import capability_of
 from tvm_fuse.core.chain import MOST_OPERATORS, Chain, grow_chain
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.families import ELEMENTWISE, LAYERS, REDUCE, Family, family_of
 from tvm_fuse.core.graph import LEAF_KINDS, VIEW_KINDS, Graph, Kind, Node
 from tvm_fuse.core.group import FusionGroup, make_group
-from tvm_fuse.core.joins import find_row_join, join_gate
+from tvm_fuse.core.joins import RowJoin, find_row_join, is_like_a_gate, is_used_in_rows, join_gate
 from tvm_fuse.core.legality import find_fault, find_overlap
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
 from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
+from tvm_fuse.core.refusals import Refusal, alone, cannot_join, end_of, too_long, without_epilogue
 from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, find_slices, takes_no_tuple
 from tvm_fuse.core.steer import leave_alone, leave_out
 
@@ -44,11 +46,14 @@ class FusionPlan:
         groups: In topological order of their anchors (or results); disjoint.
         decisions: One for each group and for each operator that computes and is in none, in order.
         alone: Groups of one operator, which the user asked to leave alone: TVM must not fuse it either.
+        not_joined: Why kernels are not one larger kernel: gates and attentions, a decision at each operator
+            that such a kernel would be named after.
     """
 
     groups: tuple[FusionGroup, ...]
     decisions: tuple[Decision, ...]
     alone: tuple[FusionGroup, ...] = ()
+    not_joined: tuple[Decision, ...] = ()
 
 
 def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
@@ -82,7 +87,8 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
     decisions = [*planner.decisions, *map(_applied, kept), *by_user]
     decided = {decision.node for decision in decisions}.union(*(group.nodes for group in kept))
     decisions += [planner.explain(node) for node in graph.nodes if node.id not in decided and _computes(node)]
-    plan = FusionPlan(kept, tuple(sorted(decisions, key=lambda decision: decision.node or 0)), alone)
+    apart = () if options.fuse == "none" else (*planner.not_joined, *explain_attention(graph, options.target))
+    plan = FusionPlan(kept, tuple(sorted(decisions, key=lambda decision: decision.node or 0)), alone, apart)
     check_plan(graph, plan, options.target)
     return plan
 
@@ -96,6 +102,7 @@ class _Planner:
         self.taken: set[int] = set()
         self.groups: list[FusionGroup] = []
         self.decisions: list[Decision] = []
+        self.not_joined: list[Decision] = []
         self.misses: dict[int, tuple[Stage, Reason]] = {}
 
     def grow_chains(self) -> dict[int, tuple[Family, Chain]]:
@@ -118,7 +125,7 @@ class _Planner:
 
     def _why_nothing_follows(self, family: Family, chain: Chain) -> Reason | None:
         """What stops a chain that another target would grow; what follows a row is for ``join_rows``."""
-        if not chain.steps or (family is REDUCE and "normalization" in self.capability.joined):
+        if not chain.steps or family is REDUCE:
             return None
         step, anchor = self.graph.nodes[chain.steps[0].result], self.graph.nodes[chain.anchor]
         wanted = f"a target that computes {step.op} where {anchor.op} stores its result"
@@ -129,10 +136,10 @@ class _Planner:
         graph, anchor = self.graph, self.graph.nodes[chain.anchor]
         prologue = self._find_prologue(family, chain)
         if not chain.steps and not prologue:
-            reason = _without_epilogue(chain) or _alone(graph, anchor)
-            self.decline(family.rule, anchor, Stage.CONDITION, reason)
+            reason = without_epilogue(chain) or alone(graph, anchor)
+            self.decline(family.rule, anchor, *self.misses.get(anchor.id, (Stage.CONDITION, reason)))
             return
-        end = chain.end or _end_of(graph, chain.result)
+        end = chain.end or end_of(graph, chain.result)
         nodes = {*chain.nodes, *prologue}
         self._add(
             make_group(graph, anchor.id, nodes, chain.result, chain.steps, prologue, end=end), family.rule
@@ -140,53 +147,82 @@ class _Planner:
 
     def join_rows(self, chains: dict[int, tuple[Family, Chain]]) -> None:
         """Make groups of reductions with what is before, between and after them along their rows."""
-        if "normalization" not in self.capability.joined:
-            return
         reductions = {anchor for anchor in chains if self.graph.nodes[anchor].kind is Kind.REDUCE}
         for anchor in sorted(reductions, reverse=True):
             if anchor not in chains:
                 continue
             taken = self.taken - reductions.intersection(chains)
             join = find_row_join(self.graph, self.graph.nodes[anchor], taken)
-            if isinstance(join, Reason) or len(join.nodes) > self.most(MOST_EVALUATIONS):
-                continue
-            if join.absorbed and not self._accepts(join.anchor, (join.anchor,), join.nodes):
+            refused = self._check_rows(anchor, join)
+            if isinstance(join, Reason) or refused is not None:
+                self._refuse_rows(anchor, chains, refused)
                 continue
             for node in join.nodes:
                 chains.pop(node, None)
             before = tuple(n for n in join.nodes if n < anchor and n not in join.absorbed)
-            end = _end_of(self.graph, join.result)
             self._add(
-                make_group(self.graph, anchor, join.nodes, join.result, (), before, join.absorbed, end),
+                make_group(self.graph, anchor, join.nodes, join.result, (), before, join.absorbed, join.end),
                 REDUCE.rule,
             )
 
+    def _check_rows(self, anchor: int, join: RowJoin | Reason) -> Refusal | None:
+        node = self.graph.nodes[anchor]
+        refused = cannot_join(node, "normalization", self.options.target)
+        if isinstance(join, Reason):
+            return refused or (Stage.CONDITION, join)
+        others = tuple(member for member in join.nodes if member != anchor)
+        return refused or self._check_join(node, (anchor,), others, join.absorbed)
+
+    def _refuse_rows(
+        self, anchor: int, chains: dict[int, tuple[Family, Chain]], refused: Refusal | None
+    ) -> None:
+        """Keep why a reduction is not with what follows it, unless a later one of its rows said so."""
+        if refused is not None and is_used_in_rows(self.graph, self.graph.nodes[anchor]):
+            family, chain = chains[anchor]
+            _, reason = self.misses.setdefault(anchor, refused)
+            chains[anchor] = family, replace(chain, end=reason)
+
     def join_gates(self) -> None:
         """Make one group of two where the second product of a gate reads the first."""
-        if "gate" not in self.capability.joined:
-            return
         by_result = {group.result: group for group in self.groups if group.is_layer}
         for second in [group for group in self.groups if group.is_layer]:
             first = by_result.get(self.graph.nodes[second.center].inputs[0])
             if first is None:
                 continue
             joined = join_gate(self.graph, first, second)
-            if isinstance(joined, Reason) or len(joined.nodes) > self.most(MOST_EVALUATIONS):
+            center = self.graph.nodes[second.center]
+            refused = cannot_join(center, "gate", self.options.target)
+            if isinstance(joined, Reason):
+                refused = refused or (Stage.CONDITION, joined)
+            else:
+                refused = refused or self._check_join(center, second.nodes, first.nodes, joined.absorbed)
+            if isinstance(joined, Reason) or refused is not None:
+                self._refuse_gate(first, second, refused)
                 continue
-            if self._accepts(second.anchor, second.nodes, first.nodes):
-                self.groups = [group for group in self.groups if group not in (first, second)]
-                self._add(joined, RULE)
+            self.groups = [group for group in self.groups if group not in (first, second)]
+            self._add(joined, RULE)
 
-    def _accepts(self, anchor: int | None, nodes: tuple[int, ...], added: tuple[int, ...]) -> bool:
-        """Ask the cost model about an absorbed operator, and keep its reason."""
-        if self.options.accept is None or anchor is None:
-            return True
-        extra = tuple(node for node in added if node not in nodes)
-        family = self.graph.nodes[anchor].kind.value
-        reason = self.options.accept(self.graph, Candidate(Extension.ABSORBED, family, anchor, nodes, extra))
-        if reason is not None:
-            self.misses.update(dict.fromkeys(extra, (Stage.COST, reason)))
-        return reason is None
+    def _refuse_gate(self, first: FusionGroup, second: FusionGroup, refused: Refusal | None) -> None:
+        products = [self.graph.nodes[group.center] for group in (first, second)]
+        if refused is not None and is_like_a_gate(self.graph, *products):
+            decisions = (Decision("gate", str(node), *refused, node=node.id, matched=2) for node in products)
+            self.not_joined.extend(decisions)
+
+    def _check_join(
+        self, anchor: Node, nodes: tuple[int, ...], added: tuple[int, ...], absorbed: tuple[int, ...]
+    ) -> Refusal | None:
+        """Too many operators, or the cost model's reason, which is kept for what would join."""
+        count, most = len(nodes) + len(added), self.most(MOST_EVALUATIONS)
+        if count > most:
+            return too_long(anchor, most, count)
+        if self.options.accept is None or not absorbed:
+            return None
+        candidate = Candidate(Extension.ABSORBED, anchor.kind.value, anchor.id, nodes, added)
+        reason = self.options.accept(self.graph, candidate)
+        if reason is None:
+            return None
+        self.misses.update(dict.fromkeys(added, (Stage.COST, reason)))
+        return Stage.COST, reason
 
     def group_elementwise(self, node: Node) -> None:
         """Make a group of an operator that is left and of what can be computed with it."""
@@ -206,7 +242,7 @@ class _Planner:
             graph.nodes[member].kind for member in nodes if graph.nodes[member].kind is not Kind.TUPLE
         ]
         if len(operators) > 1 and not VIEW_KINDS.issuperset(operators):
-            self._add(make_group(graph, None, nodes, node.id, end=_end_of(graph, node.id)), ELEMENTWISE.rule)
+            self._add(make_group(graph, None, nodes, node.id, end=end_of(graph, node.id)), ELEMENTWISE.rule)
 
     def explain(self, node: Node) -> Decision:
         """Why an operator is in no group."""
@@ -216,7 +252,7 @@ class _Planner:
             reason = Reason(Code.OPERATOR_OPAQUE, str(node), wanted, node.op)
             return Decision("operator", str(node), Stage.NO_MATCH, reason, node=node.id)
         failed = family.check(self.graph, node)
-        stage, reason = self.misses.get(node.id) or (Stage.CONDITION, failed or _alone(self.graph, node))
+        stage, reason = self.misses.get(node.id) or (Stage.CONDITION, failed or alone(self.graph, node))
         return Decision(family.rule, str(node), stage, reason, node=node.id, matched=1)
 
     def decline(self, rule: str, node: Node, stage: Stage, reason: Reason) -> None:
@@ -338,35 +374,3 @@ def _applied(group: FusionGroup) -> Decision:
     rule = RULE if group.is_layer else group.family
     decision = applied(rule, group.anchor_name, f"{group.name}; ends: {group.end}")
     return replace(decision, node=group.center, matched=len(group.nodes))
-
-
-def _without_epilogue(chain: Chain) -> Reason | None:
-    end = chain.end
-    if end is not None and end.code is Code.READER_NOT_ELEMENTWISE:
-        return Reason(Code.CHAIN_NO_EPILOGUE, end.at, end.wanted, end.got)
-    return end
-
-
-def _end_of(graph: Graph, result: int) -> Reason:
-    """Why nothing after a result is in its group."""
-    node, readers = graph.nodes[result], sorted(set(graph.readers(result)))
-    if graph.is_output(result):
-        return Reason(Code.RESULT_RETURNED, str(node), "a value only the chain reads", "a model output")
-    if len(readers) != 1:
-        names = ", ".join(str(graph.nodes[reader]) for reader in readers)
-        return Reason(Code.RESULT_SHARED, str(node), "one reader", f"{len(readers)}: {names}")
-    reader = graph.nodes[readers[0]]
-    return Reason(Code.READER_NOT_ELEMENTWISE, str(reader), "an operator that can join", reader.op)
-
-
-def _alone(graph: Graph, node: Node) -> Reason:
-    """Why nothing before an operator is computed with it."""
-    wanted = "an operator before it that only it reads"
-    for source in node.inputs:
-        operand = graph.nodes[source]
-        if operand.kind in LEAF_KINDS:
-            continue
-        if len(graph.readers(source)) > 1 or graph.is_output(source):
-            return Reason(Code.OPERATOR_ALONE, str(node), wanted, f"{operand}: read elsewhere, too")
-        return Reason(Code.OPERATOR_ALONE, str(node), wanted, f"{operand}: {operand.op} cannot join it")
-    return Reason(Code.OPERATOR_ALONE, str(node), wanted, "inputs of the model")

@@ -59,6 +59,7 @@ class Code(str, Enum):
     OPERATOR_OPAQUE = "operator-opaque"
     TOO_MANY_ARGUMENTS = "too-many-arguments"
     TARGET_CANNOT_JOIN = "target-cannot-join"
+    ATTENTION_IN_PARTS = "attention-in-parts"
     LEFT_OUT_BY_USER = "left-out-by-user"
     # Layers side by side
     SIBLINGS_DIFFER = "siblings-differ"
@@ -121,6 +122,7 @@ HINTS = {
     Code.OPERATOR_OPAQUE: "TVM computes it by itself; nothing joins it",
     Code.TOO_MANY_ARGUMENTS: "the operators are left to TVM's FuseOps, which splits them",
     Code.TARGET_CANNOT_JOIN: "the target's schedules cannot compute this in one kernel; cuda can do most",
+    Code.ATTENTION_IN_PARTS: "scale, mask and softmax are fused as far as they go; nothing to do",
     Code.LEFT_OUT_BY_USER: "change --fuse, --only or --skip, or edit the plan file",
     Code.SIBLINGS_DIFFER: "each stays a layer of its own; only output channels may differ",
     Code.SIBLING_GROUPED: "a grouped layer stays one of its own",

@@ -128,7 +128,9 @@ def FuseChains(target: Any, options: PlanOptions | None = None, plan: Planner | 
         plan: As for ``PartitionChains``.
 
     Returns:
-        A TVM module pass.
+        A TVM module pass. A plain ``relay.build`` decides layouts once more; TVM's rule for a requantization
+        by channels fails then on a CPU, unless ``disabled_pass=["AlterOpLayout"]`` (``tvm_fuse.compile``
+        does without it).
     """
     resolved = resolve_target(target)
 

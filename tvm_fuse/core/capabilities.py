@@ -20,6 +20,7 @@ CHEAP_KINDS = frozenset(
     {
         Kind.ADD,
         Kind.BIAS_ADD,
+        Kind.CAST,
         Kind.CLIP,
         Kind.LEAKY_RELU,
         Kind.MAXIMUM,

@@ -11,9 +11,11 @@ product of its own, and no term is a product with a zero that the stride put the
     group = (o // (O / groups), y % sy, x % sx)      row = o % (O / groups)
     depth = c, taps = every sy-th ky, every sx-th kx      columns = (n, y // sy, x // sx)
 
-A kernel size that the stride does not divide has taps of zero weight in some phases. Numerics and what
-follows: see ``cuda_product.py`` and ``cuda_narrow.py``. Source: the sub-pixel view of Shi et al., "Is the
-deconvolution layer the same as a convolutional layer?", arXiv 1609.07009.
+A kernel size that the stride does not divide has taps of zero weight in some phases. Taps run from the last to
+the first, so that pixels are counted up: TVM's simplifier makes ``b < 5`` of ``2 b + r < 10`` for an ``r`` from
+-1 to 1, which is wrong for -1 (``canonical_simplify.cc``, less-than). Numerics and what follows: see
+``cuda_product.py`` and ``cuda_narrow.py``. Source: the sub-pixel view of Shi et al., "Is the deconvolution layer
+the same as a convolutional layer?", arXiv 1609.07009.
 """
 
 from __future__ import annotations
@@ -88,7 +90,7 @@ def plan_conv2d_transpose(conv: Conv2dTranspose, arch: str) -> Kernel | None:
 
 def _compute(conv: Conv2dTranspose, product: Product, tile: Tile | None, data: Any, weight: Any) -> Any:
     (stride_h, stride_w), (top, left), depth, rows = conv.strides, conv.padding, product.depth, product.rows
-    taps_w = conv.taps[1]
+    taps_h, taps_w = conv.taps
     zero = tir.const(0, data.dtype)
 
     def phases_of(group: Any) -> tuple[Any, Any, Any]:
@@ -97,15 +99,15 @@ def _compute(conv: Conv2dTranspose, product: Product, tile: Tile | None, data: A
     def weights(group: Any, row: Any, term: Any) -> Any:
         group, phase_y, phase_x = phases_of(group)
         tap = term % product.taps
-        ky = phase_y % stride_h + tap // taps_w * stride_h
-        kx = phase_x % stride_w + tap % taps_w * stride_w
+        ky = phase_y % stride_h + (taps_h - 1 - tap // taps_w) * stride_h
+        kx = phase_x % stride_w + (taps_w - 1 - tap % taps_w) * stride_w
         is_tap = tir.all(ky < conv.weight[2], kx < conv.weight[3])
         return tir.if_then_else(is_tap, weight[group * depth + term // product.taps, row, ky, kx], zero)
 
     def pixels(group: Any, step: Any, tap: Any, image: Any, y: Any, x: Any) -> Any:
         group, phase_y, phase_x = phases_of(group)
-        y = y + phase_y // stride_h - tap // taps_w
-        x = x + phase_x // stride_w - tap % taps_w
+        y = y + phase_y // stride_h + tap // taps_w - (taps_h - 1)
+        x = x + phase_x // stride_w + tap % taps_w - (taps_w - 1)
         is_inside = tir.all(y >= 0, y < conv.data[2], x >= 0, x < conv.data[3])
         return tir.if_then_else(is_inside, data[image, group * depth + step, y, x], zero)
 

@@ -20,6 +20,8 @@ CASES = [
     ("odd", (1, 3, 4, 6), (3, 5, 3, 4), {"strides": (1, 3), "padding": (0, 1, 2, 1)}),
     ("one stride", (1, 4, 6, 6), (4, 8, 3, 3), {}),
     ("grouped", (1, 6, 5, 5), (6, 4, 2, 2), {"strides": (2, 2), "groups": 3}),
+    ("an even number of rows", (1, 16, 8, 10), (16, 8, 3, 3), {"strides": (2, 2)}),
+    ("even rows, 4x4", (1, 16, 8, 12), (16, 8, 4, 4), {"strides": (2, 2)}),
     ("one pixel", (1, 40, 1, 1), (40, 3, 2, 2), {"strides": (2, 2)}),
 ]
 
@@ -48,7 +50,7 @@ def test_one_kernel_without_spills(case, arch):
     assert_healthy(build_group(module, arch))
 
 
-@pytest.mark.parametrize("case", mostly_slow(CASES, {3, 5}), ids=lambda case: case[0])
+@pytest.mark.parametrize("case", mostly_slow(CASES, {3, 5, 6, 7}), ids=lambda case: case[0])
 def test_values(case):
     module, inputs, wanted = make(*case[1:])
     assert max_error(run_group(build_group(module, "sm_80"), inputs), wanted) < 1e-5

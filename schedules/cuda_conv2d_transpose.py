@@ -11,11 +11,11 @@ product of its own, and no term is a product with a zero that the stride put the
     group = (o // (O / groups), y % sy, x % sx)      row = o % (O / groups)
     depth = c, taps = every sy-th ky, every sx-th kx      columns = (n, y // sy, x // sx)
 
-A kernel size that the stride does not divide has taps of zero weight in some phases. Taps run from the last to
-the first, so that pixels are counted up: TVM's simplifier makes ``b < 5`` of ``2 b + r < 10`` for an ``r`` from
--1 to 1, which is wrong for -1 (``canonical_simplify.cc``, less-than). Numerics and what follows: see
-``cuda_product.py`` and ``cuda_narrow.py``. Source: the sub-pixel view of Shi et al., "Is the deconvolution layer
-the same as a convolutional layer?", arXiv 1609.07009.
+A kernel size that the stride does not divide has taps of zero weight in some phases. Taps run from the last
+to the first, so that pixels are counted up: TVM's simplifier makes ``b < 5`` of ``2 b + r < 10`` for an ``r``
+from -1 to 1, which is wrong for -1 (``canonical_simplify.cc``, less-than). Numerics and what follows: see
+``cuda_product.py`` and ``cuda_narrow.py``. Source: the sub-pixel view of Shi et al., "Is the deconvolution
+layer the same as a convolutional layer?", arXiv 1609.07009.
 """
 
 from __future__ import annotations

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from tvm_fuse.core.cpu import _CPUS, GENERIC_CPU, CpuFacts, detect_cpu, match_cpu, read_cpu
+from tvm_fuse.core.cpu import (
+    _CPUS,
+    GENERIC_CPU,
+    CpuFacts,
+    _read_size,
+    detect_cpu,
+    match_cpu,
+    read_cpu,
+)
 
 NEEDED = dict(_CPUS)
 
@@ -84,10 +92,29 @@ flags\t\t: {flags}
 )
 def test_facts(tmp_path, flags, lanes, has_fma):
     (tmp_path / "cpuinfo").write_text(CPUINFO.format(flags=flags))
-    facts = read_cpu(tmp_path / "cpuinfo")
+    facts = read_cpu(tmp_path / "cpuinfo", range(2))
     assert (facts.cores, facts.float_lanes, facts.has_fma) == (2, lanes, has_fma)
     assert facts.clock_hz == 3100.5e6
 
 
 def test_facts_of_nothing(tmp_path):
-    assert read_cpu(tmp_path / "none") == CpuFacts(GENERIC_CPU, 1, 4, False, 2e9)
+    nothing = read_cpu(tmp_path / "none")
+    assert nothing == CpuFacts(GENERIC_CPU, 1, 4, False, 2e9, nothing.l2_bytes)
+
+
+TWO_THREADS_A_CORE = "\n".join(
+    f"processor\t: {number}\nphysical id\t: {number // 4}\ncore id\t\t: {number % 2}\n" for number in range(8)
+)
+
+
+@pytest.mark.parametrize(("usable", "cores"), [(range(8), 4), ((0, 2), 1), ((0, 1), 2), ((), 1)], ids=str)
+def test_processors_of_one_core_count_once(tmp_path, usable, cores):
+    (tmp_path / "cpuinfo").write_text(TWO_THREADS_A_CORE)
+    assert read_cpu(tmp_path / "cpuinfo", usable).cores == cores
+
+
+@pytest.mark.parametrize(
+    ("text", "size"), [("1024K\n", 1 << 20), ("2M", 2 << 20), ("512", 512), ("", 1 << 20), ("much", 1 << 20)]
+)
+def test_sizes_of_caches(text, size):
+    assert _read_size(text) == size

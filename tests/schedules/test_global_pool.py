@@ -38,7 +38,7 @@ def test_plain_layout_falls_back_to_tvm():
 
 
 def test_only_targets_with_our_key_use_it(monkeypatch):
-    from tvm_fuse.relay import strategy
+    from tvm_fuse.relay import cpu_strategy as strategy
 
     used = []
     original = strategy._schedule_global_pool

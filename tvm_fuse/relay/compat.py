@@ -25,6 +25,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from tvm_fuse.core.cpu import read_cpu
 from tvm_fuse.core.errors import MissingDependency
 from tvm_fuse.cuda.wheels import find_in_wheels
 
@@ -129,6 +130,8 @@ def load_tvm() -> types.ModuleType:
     """
     base = find_tvm()
     os.environ.setdefault("TOPHUB_LOCATION", "NONE")
+    # Left alone TVM takes half of the processors for threads of the others' cores.
+    os.environ.setdefault("TVM_NUM_THREADS", str(read_cpu().cores))
     os.environ.setdefault("PATH", os.defpath)  # TVM looks for a C++ compiler in PATH only
     if base.origin == "embedded":
         _check_numpy()

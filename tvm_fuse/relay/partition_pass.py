@@ -33,13 +33,13 @@ from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.relay.absorb import INNER_PREFIX, lower_absorbed, restore_absorbed
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.cpu_target import TARGET_KEY
 from tvm_fuse.relay.cuda_strategy import CUDA_KEY
 from tvm_fuse.relay.device import accept_for
 from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name, read_function
 from tvm_fuse.relay.record import PassRecord, record
 from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
-from tvm_fuse.relay.strategy import TARGET_KEY
 
 __all__ = ["Planner", "Refiner", "dissolve_groups", "make_function", "partition_chains", "target_kind"]
 

@@ -7,8 +7,10 @@ from typing import Any
 from tvm_fuse.core.cpu import detect_cpu
 from tvm_fuse.core.errors import MissingDependency, UsageError
 from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.cpu_layout import register_cpu_layouts
+from tvm_fuse.relay.cpu_strategy import register_cpu_schedules
+from tvm_fuse.relay.cpu_target import TARGET_KEY
 from tvm_fuse.relay.cuda_strategy import CUDA_KEY, register_cuda_schedules
-from tvm_fuse.relay.strategy import TARGET_KEY, register_schedules
 
 __all__ = ["cuda_device_name", "has_cuda_device", "is_cuda", "resolve_target"]
 
@@ -55,7 +57,8 @@ def _complete(text: str) -> str:
     if text == "llvm":
         text = f"llvm -mcpu={detect_cpu()}"
     if text.split()[:1] == ["llvm"] and "-keys=" not in text:
-        register_schedules()
+        register_cpu_schedules()
+        register_cpu_layouts()
         return f"{text} -keys={TARGET_KEY},cpu"
     if text.split()[:1] == ["cuda"] and "-arch" not in text:
         if not has_cuda_device():

@@ -1,0 +1,89 @@
+"""Give Relay our schedules for CPUs, for targets with the key ``tvm_fuse`` only.
+
+Convolutions in the blocked layout that ``cpu_layout.py`` decides, static and float32, and global pools. What
+no schedule of ours fits goes to TVM's own strategy.
+"""
+
+from __future__ import annotations
+
+import functools
+from typing import Any
+
+from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.cpu_target import TARGET_KEY, cpu_of, without_our_key
+
+__all__ = ["register_cpu_schedules"]
+
+_CONVOLUTIONS = ("conv2d_NCHWc", "depthwise_conv2d_NCHWc")
+_GLOBAL_POOLS = ("nn.global_avg_pool2d", "nn.global_max_pool2d")
+
+
+@functools.cache
+def register_cpu_schedules() -> None:
+    """Register every strategy once."""
+    for name in _CONVOLUTIONS:
+        _generic(name).register(functools.partial(_conv_strategy, name), [TARGET_KEY])
+    for name in _GLOBAL_POOLS:
+        _generic(name).register(functools.partial(_global_pool_strategy, name), [TARGET_KEY])
+
+
+def _generic(name: str) -> Any:
+    return tvm.target.get_native_generic_func(f"{name}_strategy")
+
+
+def _conv_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
+    kernel = _plan_conv(name, attrs, inputs, target)
+    if kernel is None:
+        plain = without_our_key(target)
+        with plain:
+            return _generic(name)(attrs, inputs, out_type, plain)
+    strategy = relay.op.OpStrategy()
+    strategy.add_implementation(
+        lambda attrs, inputs, out_type: [kernel.compute(*inputs)],
+        lambda attrs, outs, target: kernel.schedule(outs[0]),
+        name=f"{name}.tvm_fuse",
+    )
+    return strategy
+
+
+def _plan_conv(name: str, attrs: Any, inputs: Any, target: Any) -> Any | None:
+    """The kernel of a convolution; None where none of ours fits: dynamic shapes, other dtypes, groups."""
+    from tvm_fuse_schedules.cpu_conv2d import BlockedConv, plan_conv2d
+    from tvm_fuse_schedules.cpu_depthwise import plan_depthwise
+    from tvm_fuse_schedules.cuda_joined import has_sums
+
+    if {str(tensor.dtype) for tensor in inputs} != {"float32"} or not all(map(_is_static, inputs)):
+        return None
+    if any(map(has_sums, inputs)):
+        return None
+    data, weight = (tuple(map(int, tensor.shape)) for tensor in inputs)
+    padding = tuple(map(int, attrs.padding))
+    strides, dilation = tuple(map(int, attrs.strides)), tuple(map(int, attrs.dilation))
+    conv = BlockedConv(
+        data, weight, strides, {1: padding * 4, 2: padding * 2, 4: padding}[len(padding)], dilation
+    )
+    if name == "conv2d_NCHWc":
+        return plan_conv2d(conv, cpu_of(target)) if int(attrs.groups) == 1 else None
+    is_one_to_one = (weight[0], weight[5]) == (data[1], data[4])
+    return plan_depthwise(conv, cpu_of(target)) if is_one_to_one else None
+
+
+def _is_static(tensor: Any) -> bool:
+    return all(isinstance(size, tvm.tir.IntImm) for size in tensor.shape)
+
+
+def _global_pool_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
+    compute = relay.op.get(name).get_attr("FTVMCompute")
+    strategy = relay.op.OpStrategy()
+    strategy.add_implementation(compute, _schedule_global_pool, name="global_pool.tvm_fuse")
+    return strategy
+
+
+def _schedule_global_pool(attrs: Any, outs: Any, target: Any) -> Any:
+    from tvm_fuse_schedules.global_pool import find_global_pool, schedule_global_pool
+
+    pool = find_global_pool(outs[0]) if len(outs) == 1 else None
+    if pool is not None:
+        return schedule_global_pool(outs[0], pool)
+    with target:
+        return tvm.topi.x86.schedule_adaptive_pool(outs)

@@ -1,4 +1,4 @@
-"""A softmax with what is before and after it: one kernel on CUDA, run on the emulator; on a CPU a reason."""
+"""A softmax with what is before and after it: one kernel on CUDA, emulated; on a CPU with what follows."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from tests.support.relay_graphs import (
     LLVM,
     Net,
     feeds,
-    plain_build,
+    kernel_calls,
     relay,
     run,
     run_unfused,
@@ -22,6 +22,7 @@ from tests.support.relay_graphs import (
 )
 from tvm_fuse.core.reason import Code
 
+build = Lazy("tvm_fuse.relay.build")
 kernels = Lazy("tvm_fuse.relay.kernels")
 partition = Lazy("tvm_fuse.relay.partition_pass")
 record = Lazy("tvm_fuse.relay.record")
@@ -76,15 +77,17 @@ def test_one_kernel_on_cuda(case):
 
 
 @pytest.mark.parametrize("case", CASES)
-def test_a_cpu_keeps_it_alone(case):
-    module = make(case)
-    fused = partition.partition_chains(module, target.resolve_target(LLVM))
-    decisions = record.last_report()["PartitionChains"].decisions
-    (reason,) = [decision.reason for decision in decisions if decision.rule == "softmax"]
-    assert reason.code is Code.TARGET_CANNOT_JOIN
-    assert "a target that computes" in reason.wanted
+def test_a_cpu_computes_what_follows(case):
+    """What comes before is a kernel of its own there."""
+    module, resolved = make(case), target.resolve_target(LLVM)
+    fused = partition.partition_chains(module, resolved)
+    groups = [group.name for group in record.last_report()["PartitionChains"].details]
+    before = ["multiply_add"] if case == "scale, mask and both" else []
+    assert groups == [*before, CASES[case][0].removeprefix("multiply_add_")]
+    built = build.build_fused(fused, resolved).library
+    assert len(kernel_calls(built)) == len(groups)
     inputs = feeds(module)
-    for want, got in zip(run_unfused(module, inputs), run(plain_build(fused), inputs)):
+    for want, got in zip(run_unfused(module, inputs), run(built, inputs)):
         np.testing.assert_allclose(got, want, rtol=1e-3, atol=1e-6)
 
 

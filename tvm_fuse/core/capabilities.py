@@ -39,23 +39,18 @@ class Capability:
 
     Args:
         prologue: Family -> kinds that it can compute while it reads its operands.
-        epilogue: Families that can compute elementwise operators before they store their result.
         joined: Names of the families that may have further heavy operators inside (``gate``,
             ``normalization``).
         most_arguments: Most tensors that a kernel takes, results included.
     """
 
     prologue: Mapping[str, frozenset[Kind]]
-    epilogue: frozenset[str]
     joined: frozenset[str]
     most_arguments: int
 
 
 #: TVM's own schedules of reductions inline what is read, on every target.
 _REDUCED = {"reduce": INJECTIVE_KINDS | {Kind.TUPLE}}
-
-#: TVM's schedules of these inline what follows, on every target; those of softmax and of reductions do not.
-_STORING = frozenset({"conv", "matrix", "pool"})
 
 #: Kind of target -> what its schedules can do.
 CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
@@ -72,13 +67,12 @@ CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
                     "softmax": ELEMENTWISE_KINDS | VIEW_KINDS | {Kind.SLICE},
                 }
             ),
-            _STORING | {"softmax"},
             frozenset({"gate", "normalization"}),
             512,
         ),
-        "cpu": Capability(MappingProxyType(_REDUCED), _STORING, frozenset(), 512),
+        "cpu": Capability(MappingProxyType(_REDUCED), frozenset(), 512),
         # Schedules of others. Metal takes 31 arguments, the fewest of TVM's targets.
-        "other": Capability(MappingProxyType(_REDUCED), _STORING, frozenset(), 31),
+        "other": Capability(MappingProxyType(_REDUCED), frozenset(), 31),
     }
 )
 

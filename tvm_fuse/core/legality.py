@@ -127,7 +127,7 @@ def _check_anchored(graph: Graph, group: FusionGroup, capability: Capability) ->
     if before != group.prologue:
         return f"the operators before the anchor as prologue: {list(before)}", f"{list(group.prologue)}"
     return (
-        _check_after(graph, family, anchor, sorted(after), capability)
+        _check_after(graph, family, anchor, sorted(after))
         or _check_before(graph, family, anchor, before, after, capability)
         or _check_evaluations(graph, sorted(after), group.result)
     )
@@ -150,11 +150,9 @@ def _computed_from(graph: Graph, nodes: tuple[int, ...], anchor: int) -> frozens
     return frozenset(after - {anchor})
 
 
-def _check_after(
-    graph: Graph, family: Family, anchor: Node, after: list[int], capability: Capability
-) -> tuple[str, str] | None:
+def _check_after(graph: Graph, family: Family, anchor: Node, after: list[int]) -> tuple[str, str] | None:
     for node in map(graph.nodes.__getitem__, after):
-        if family.name not in capability.epilogue or node.kind not in ELEMENTWISE_KINDS:
+        if not family.has_epilogue or node.kind not in ELEMENTWISE_KINDS:
             return f"elementwise operators after {anchor.op}", f"{node} ({node.op})"
         if node.output.shape != anchor.output.shape:
             return f"results of the shape of {anchor}: {anchor.output}", f"{node} {node.output}"

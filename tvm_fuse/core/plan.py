@@ -116,20 +116,12 @@ class _Planner:
             if reason is not None:
                 self.decline(family.rule, node, Stage.CONDITION, reason)
                 continue
-            chain = grow_chain(self.graph, node.id, self.taken, self.most(MOST_OPERATORS))
-            if family.name not in self.capability.epilogue:
-                chain = Chain(node.id, (), self._why_nothing_follows(family, chain))
+            chain = Chain(node.id, (), None)
+            if family.has_epilogue:
+                chain = grow_chain(self.graph, node.id, self.taken, self.most(MOST_OPERATORS))
             self.taken.update(chain.nodes)
             found[node.id] = family, chain
         return dict(sorted(found.items()))
-
-    def _why_nothing_follows(self, family: Family, chain: Chain) -> Reason | None:
-        """What stops a chain that another target would grow; what follows a row is for ``join_rows``."""
-        if not chain.steps or family is REDUCE:
-            return None
-        step, anchor = self.graph.nodes[chain.steps[0].result], self.graph.nodes[chain.anchor]
-        wanted = f"a target that computes {step.op} where {anchor.op} stores its result"
-        return Reason(Code.TARGET_CANNOT_JOIN, str(step), wanted, self.options.target)
 
     def group_anchor(self, family: Family, chain: Chain) -> None:
         """Make a group of an anchor, what follows it and what can be computed on the way in."""

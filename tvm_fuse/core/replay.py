@@ -8,7 +8,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from tvm_fuse.core.capabilities import capability_of
 from tvm_fuse.core.chain import MOST_OPERATORS, Step, StepKind, grow_chain
 from tvm_fuse.core.errors import ModelError
 from tvm_fuse.core.families import family_of
@@ -39,7 +38,7 @@ def replay(graph: Graph, file: PlanFile, target: str) -> FusionPlan:
     if target != file.target:
         raise _stale(f"the target was {file.target}, is {target}", file)
     _check_graph(graph, file)
-    groups = tuple(_group(graph, planned, file.kind) for planned in file.groups)
+    groups = tuple(_group(graph, planned) for planned in file.groups)
     alone = leave_alone(graph, (node for node in file.alone if node < len(graph.nodes)))
     check_groups(graph, (*groups, *alone), file.kind)
     return FusionPlan(groups, decide_groups(graph, groups), alone)
@@ -61,7 +60,7 @@ def _stale(what: str, file: PlanFile) -> ModelError:
     return ModelError(f"the fusion plan is stale: {what} (planned by {file.tool})", "plan again")
 
 
-def _group(graph: Graph, planned: PlannedGroup, kind: str) -> FusionGroup:
+def _group(graph: Graph, planned: PlannedGroup) -> FusionGroup:
     for node in planned.nodes:
         if node.id >= len(graph.nodes):
             raise _wrong(planned, f"a node of the graph's {len(graph.nodes)}", f"node {node.id}")
@@ -73,7 +72,7 @@ def _group(graph: Graph, planned: PlannedGroup, kind: str) -> FusionGroup:
     )
     if not members or outside:
         raise _wrong(planned, "its anchor, result and prologue among its nodes", f"nodes {sorted(outside)}")
-    steps = () if planned.anchor is None else _steps(graph, planned.anchor, planned, kind)
+    steps = () if planned.anchor is None else _steps(graph, planned.anchor, planned)
     made = make_group(
         graph, planned.anchor, members, planned.result, steps, planned.prologue, planned.absorbed, planned.end
     )
@@ -88,10 +87,10 @@ def _wrong(planned: PlannedGroup, wanted: str, got: str) -> ModelError:
     return ModelError(f"the fusion plan: group {planned.id} {planned.name}: wanted {wanted}, got {got}")
 
 
-def _steps(graph: Graph, anchor: int, planned: PlannedGroup, kind: str) -> tuple[Step, ...]:
+def _steps(graph: Graph, anchor: int, planned: PlannedGroup) -> tuple[Step, ...]:
     """What follows the anchor, named as the planner would; what it cannot name is one step in the end."""
     family, members = family_of(graph.nodes[anchor].kind), planned.members
-    if family is None or family.name not in capability_of(kind).epilogue:
+    if family is None or not family.has_epilogue:
         return ()
     others = frozenset(range(len(graph.nodes))) - set(members)
     steps = grow_chain(graph, anchor, others, max(MOST_OPERATORS, len(members))).steps

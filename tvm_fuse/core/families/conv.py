@@ -7,4 +7,6 @@ from tvm_fuse.core.graph import CONVOLUTION_KINDS
 
 __all__ = ["CONVOLUTION"]
 
-CONVOLUTION = Family("conv", CONVOLUTION_KINDS, (result_is_static,), entries=(0,), rule="chain")
+CONVOLUTION = Family(
+    "conv", CONVOLUTION_KINDS, (result_is_static,), has_epilogue=True, entries=(0,), rule="chain"
+)

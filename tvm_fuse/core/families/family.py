@@ -19,9 +19,10 @@ class Family:
     """Anchors of one kind.
 
     Args:
-        name: Also what ``Capability.prologue`` and ``Capability.epilogue`` call it.
+        name: Also the key of ``Capability.prologue``.
         kinds: Kinds of the anchors.
         require: Conditions on an anchor, tried in order.
+        has_epilogue: Whether what follows elementwise may join.
         entries: Operands of the anchor that may be computed while it reads them.
         rule: Name of the rule in decisions.
     """
@@ -29,6 +30,7 @@ class Family:
     name: str
     kinds: frozenset[Kind]
     require: tuple[Condition, ...]
+    has_epilogue: bool = False
     entries: tuple[int, ...] = ()
     rule: str = ""
 

@@ -7,4 +7,4 @@ from tvm_fuse.core.graph import MATRIX_KINDS
 
 __all__ = ["MATRIX"]
 
-MATRIX = Family("matrix", MATRIX_KINDS, (result_is_static,), entries=(0,), rule="chain")
+MATRIX = Family("matrix", MATRIX_KINDS, (result_is_static,), has_epilogue=True, entries=(0,), rule="chain")

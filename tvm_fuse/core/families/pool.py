@@ -11,6 +11,7 @@ POOL = Family(
     "pool",
     frozenset({Kind.POOL, Kind.GLOBAL_POOL}),
     (result_is_one_tensor, result_is_static),
+    has_epilogue=True,
     entries=(0,),
     rule="pool",
 )

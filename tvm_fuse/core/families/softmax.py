@@ -1,4 +1,4 @@
-"""Softmax and log softmax: what they read and what follows joins where the target can."""
+"""Softmax and log softmax: what follows joins, and what they read where the target can."""
 
 from __future__ import annotations
 
@@ -19,5 +19,10 @@ def lies_in_rows(graph: Graph, node: Node) -> Reason | None:
 
 
 SOFTMAX = Family(
-    "softmax", frozenset({Kind.SOFTMAX}), (result_is_static, lies_in_rows), entries=(0,), rule="softmax"
+    "softmax",
+    frozenset({Kind.SOFTMAX}),
+    (result_is_static, lies_in_rows),
+    has_epilogue=True,
+    entries=(0,),
+    rule="softmax",
 )

@@ -49,7 +49,7 @@ class Site:
         hint: What a user can do about that.
         epsilon: The epsilon of a batch norm, and who says so.
         beside: Why it did, or did not, become one layer with others that read the same value.
-        not_joined: Why its kernel is not part of a larger one, a gate's or an attention's.
+        not_joined: Why its kernel is not part of a larger one: a gate, an attention, readers of one value.
     """
 
     id: str
@@ -191,6 +191,8 @@ def _partners(graph: Graph, group: FusionGroup, node: int) -> Iterator[str]:
             role = "on the way in"
         else:
             role = steps.get(member, "elementwise").replace("_", " ")
+        if member in group.also:
+            role += ", a result of its own"
         yield f"{graph.nodes[member]} ({role})"
 
 

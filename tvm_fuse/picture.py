@@ -9,6 +9,7 @@ from xml.sax.saxutils import escape
 from tvm_fuse.core.chain import Step, grow_chain
 from tvm_fuse.core.graph import ANCHOR_KINDS, LEAF_KINDS, VIEW_KINDS, Graph, Kind, Node
 from tvm_fuse.core.group import FusionGroup
+from tvm_fuse.core.order import sort_nodes
 from tvm_fuse.core.reason import Reason
 from tvm_fuse.layered import Layout, lay_out
 from tvm_fuse.relay.fuse import FusedModel
@@ -119,7 +120,7 @@ def draw_plan(name: str, fused: FusedModel) -> str:
 
 
 def _boxes(fused: FusedModel) -> list[Box]:
-    """All boxes, in a topological order: by the last node of each."""
+    """All boxes, in a topological order."""
     graph, plan = fused.planned.graph, fused.planned.plan
     norms: dict[str, list[str]] = {}
     for fold in fused.records["FoldBatchNorm"].details:
@@ -133,7 +134,10 @@ def _boxes(fused: FusedModel) -> list[Box]:
         for node in graph.nodes
         if node.id not in grouped and node.kind not in _PASSED
     ]
-    boxes.sort(key=lambda box: box.nodes[-1])
+    order = sort_nodes(graph, plan.groups)
+    assert not isinstance(order, FusionGroup)  # a legal plan has one
+    places = {node: place for place, node in enumerate(order)}
+    boxes.sort(key=lambda box: places[box.nodes[-1]])
     outputs = dict.fromkeys(graph.outputs)
     return boxes + [
         Box("input or output", f"output {index}", (), f"output {index}: {graph.nodes[node].output}", ())
@@ -160,7 +164,7 @@ def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) ->
         ),
         tip="\n".join([f"{group.id} {group.name}", *members, *end]),
         nodes=group.nodes,
-        result=_shape(graph.nodes[group.result]),
+        result=", ".join(_shape(graph.nodes[result]) for result in group.results),
     )
 
 

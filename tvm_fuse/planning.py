@@ -29,7 +29,7 @@ class GroupRow:
         name: Family and steps.
         anchor: Where its anchor (or last operator) came from.
         operators: Names of its operators, in order.
-        result: Dtype and shape of its result.
+        result: Dtype and shape of its result, or of each.
         flops: Operations of one inference.
         saved_bytes: Bytes of device memory that one kernel for each operator would move more.
         saved_s: Seconds that those would take more, estimated at the device's peaks; None where these are
@@ -147,7 +147,7 @@ def _rows(planned: PlannedGraph, target: object) -> Iterable[GroupRow]:
             name=group.name,
             anchor=group.anchor_name,
             operators=group.operators,
-            result=str(graph.nodes[group.result].output),
+            result=", ".join(str(graph.nodes[result].output) for result in group.results),
             flops=costs.together.flops,
             saved_bytes=sum(cost.dram_bytes for cost in costs.apart) - costs.together.dram_bytes,
             saved_s=costs.saved_s(device) if device else None,

@@ -90,6 +90,59 @@ def test_overlap():
         check_groups(graph, [good, other])
 
 
+def several():
+    g = GraphBuilder()
+    x, y = g.input("x", (4, 3)), g.input("y", (2, 4, 3))
+    a, b, wide = g.tanh(x), g.relu(x), g.sigmoid(y)
+    sums = g.add(a, b)
+    return g.build(sums, wide, b), {"a": a, "b": b, "wide": wide, "sums": sums}
+
+
+#: Operators, results and what is wrong with that; empty where nothing is.
+SEVERAL = {
+    "side by side": (("a", "b"), ("a", "b"), ""),
+    "one reads the other": (("b", "a", "sums"), ("b", "sums"), ""),
+    "one is not named": (("a", "b"), ("b",), "read outside"),
+    "shapes": (("a", "b", "wide"), ("a", "b", "wide"), "tensors of one shape as results"),
+    "another operator's": (("a", "b"), ("wide", "b"), "results among its operators"),
+    "twice": (("a", "b"), ("b", "b"), "results among its operators"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", SEVERAL)
+def test_several_results(case):
+    graph, ids = several()
+    nodes, results, match = SEVERAL[case]
+    *also, result = (ids[name] for name in results)
+    group = make_group(graph, None, [ids[name] for name in nodes], result, also=tuple(also))
+    if not match:
+        check_groups(graph, [group], "cuda")
+        match = "at most 1 of elementwise operators alone"
+        with pytest.raises(ModelError, match=match):
+            check_groups(graph, [group], "other")
+        return
+    with pytest.raises(ModelError, match=match):
+        check_groups(graph, [group], "cuda")
+
+
+def test_several_results_around_an_anchor():
+    graph, ids = build()
+    good = make_group(graph, ids["conv"], (ids["conv"], ids["add"], ids["relu"]), ids["relu"])
+    with pytest.raises(ModelError, match="of elementwise operators alone, got 2 results"):
+        check_groups(graph, [replace(good, also=(ids["add"],))], "cuda")
+
+
+def test_a_group_that_needs_itself():
+    g = GraphBuilder()
+    x = g.input("x", (4,))
+    first = g.tanh(x)
+    last = g.add(g.other("sort", first), x)
+    graph = g.build(last)
+    group = make_group(graph, None, (first, last), last, also=(first,))
+    with pytest.raises(ModelError, match="groups that can be put in an order"):
+        check_groups(graph, [group], "cuda")
+
+
 def test_exploding_code():
     g = GraphBuilder()
     x = g.input("x", (4,))

@@ -8,7 +8,7 @@ import pytest
 from tests.support.graphs import GraphBuilder
 from tvm_fuse.core.accept import accept_on, compare_extension
 from tvm_fuse.core.graph import Kind
-from tvm_fuse.core.parallel import explain_readers, plan_parallel
+from tvm_fuse.core.parallel import plan_parallel
 from tvm_fuse.core.plan import plan_chains
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
 from tvm_fuse.core.reason import Code, Reason, Stage
@@ -182,48 +182,6 @@ def test_a_cost_model_may_refuse():
     plan = plan_parallel(graph, PlanOptions(target="cuda", accept=refuse))
     assert plan.siblings == ()
     assert [decision.stage for decision in plan.decisions] == [Stage.COST]
-
-
-# --- elementwise kernels side by side --------------------------------------------------------------
-
-READ_TWICE = {
-    "two outputs": (lambda g, x: [g.tanh(x), g.sigmoid(x)], 2),
-    "three outputs": (lambda g, x: [g.tanh(x), g.sigmoid(x), g.relu(g.negative(x))], 3),
-    "one kernel": (lambda g, x: [g.multiply(x, g.sigmoid(x))], 0),
-    "one needs the other": (lambda g, x: (lambda y: [y, g.add(x, y)])(g.tanh(x)), 0),
-    "one needs the other through a layer": (lambda g, x: [g.add(x, g.other("sort", g.tanh(x)))], 0),
-    "other shapes": (lambda g, x: [g.tanh(x), g.add(x, np.ones((2, 1, 1, 1)))], 0),
-    "a layer computes one": (
-        lambda g, x: [g.tanh(x), g.add(g.conv2d(x, weight(32, 32)), x)], 0
-    ),
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("case", READ_TWICE)
-def test_elementwise_readers(case):
-    read, count = READ_TWICE[case]
-    g, x = start()
-    decisions = explain_readers(g.build(*read(g, x)), PlanOptions(target="cuda"))
-    assert [decision.matched for decision in decisions] == ([count] if count else [])
-    for decision in decisions:
-        assert decision.reason.code is Code.SEVERAL_RESULTS
-        assert f"{4 * 32 * 14 * 14} bytes read {count} times" in decision.reason.got
-        assert decision.stage is Stage.CONDITION
-
-
-def test_elementwise_readers_that_would_not_pay_either():
-    g, x = start()
-    refusal = Reason(Code.FUSION_COSTS_TIME, "here", "less", "more")
-    options = PlanOptions(target="cuda", accept=lambda graph, candidate: refusal)
-    (decision,) = explain_readers(g.build(g.tanh(x), g.sigmoid(x)), options)
-    assert (decision.stage, decision.reason) == (Stage.COST, refusal)
-
-
-def test_readers_of_a_long_chain_in_time():
-    g, x = start()
-    for _ in range(700):
-        x = g.multiply(g.sigmoid(g.other("sort", x)), x)
-    assert len(explain_readers(g.build(x), PlanOptions(target="cuda"))) == 0
 
 
 # --- parts that readers take -----------------------------------------------------------------------

@@ -73,7 +73,8 @@ def changed(*path, value):
 
 
 DAMAGE = {
-    "version": (changed("schema", "version", value=2), "with schema .*'version': 1.*, got .*'version': 2"),
+    "version": (changed("schema", "version", value=3), "with schema .*'version': 2.*, got .*'version': 3"),
+    "older": (changed("schema", "version", value=1), "with schema .*'version': 2.*, got .*'version': 1"),
     "no schema": (without("schema"), "got None"),
     "no groups": (without("groups"), "'groups' is missing"),
     "no target": (without("target"), "'target' is missing"),

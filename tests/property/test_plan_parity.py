@@ -1,8 +1,8 @@
 """Any plan, however odd, leaves the numbers alone: random plans of random models, edited in files.
 
 A plan is saved, edited at random many times (groups left out, cut in two, joined, operators moved from one to
-another), and read again. An edit is either refused as illegal, or the model that is partitioned by it gives
-what the unfused model gives.
+another, results added), and read again. An edit is either refused as illegal, or the model that is carried
+out by it gives what the unfused model gives.
 """
 
 from __future__ import annotations
@@ -62,6 +62,7 @@ OPERATORS = [
     lambda net, x, y: net.conv2d(relay.concatenate([x, y], 1), 4, 1),
     lambda net, x, y: relay.reshape(relay.nn.relu(relay.reshape(x, (4, 36))), SHAPE),
     lambda net, x, y: relay.nn.softmax(x),
+    lambda net, x, y: relay.nn.relu(x) + net.conv2d(relay.tanh(x + y), 4),
 ]
 
 
@@ -110,6 +111,28 @@ def rename_result(rng, graph, groups):
     return [changed if other is group else other for other in groups]
 
 
+def add_results(rng, graph, groups):
+    """More results for two groups made one, such as any that elementwise operators alone may have."""
+    first, second = rng.choice(groups), rng.choice(groups)
+    nodes = {*first.nodes, *second.nodes}
+    node = rng.choice(graph.nodes)
+    nodes |= {PlannedNode(node.id, node.op, node.name)} if rng.random() < 0.5 else set()
+    joined = part(replace(first, anchor=None), tuple(sorted(nodes, key=lambda one: one.id)))
+    inside = {one.id for one in joined.nodes}
+    read = [n for n in sorted(inside) if graph.is_output(n) or not inside.issuperset(graph.readers(n))]
+    *also, result = read or [joined.result]
+    joined = replace(joined, also=tuple(also), result=result)
+    rest = [part(other, without(other, node.id)) for other in groups if other not in (first, second)]
+    return [*(other for other in rest if other.nodes), joined]
+
+
+def change_results(rng, graph, groups):
+    group = rng.choice(groups)
+    ids = [node.id for node in group.nodes]
+    changed = replace(group, also=tuple(sorted(rng.sample(ids, rng.randint(0, min(3, len(ids)))))))
+    return [changed if other is group else other for other in groups]
+
+
 def without(group, node):
     return tuple(one for one in group.nodes if one.id != node)
 
@@ -121,10 +144,12 @@ def part(group: PlannedGroup, nodes: tuple[PlannedNode, ...]) -> PlannedGroup:
     before = tuple(node for node in group.prologue if node in ids) if anchor is not None else ()
     absorbed = tuple(node for node in group.absorbed if node in ids) if anchor is not None else ()
     result = group.result if group.result in ids else max(ids, default=0)
-    return replace(group, nodes=nodes, anchor=anchor, prologue=before, absorbed=absorbed, result=result)
+    also = tuple(node for node in group.also if node in ids and node < result)
+    parts = {"anchor": anchor, "prologue": before, "absorbed": absorbed, "also": also}
+    return replace(group, nodes=nodes, result=result, **parts)
 
 
-EDITORS = (leave_out, cut, cut, join, move, rename_result)
+EDITORS = (leave_out, cut, cut, join, move, rename_result, add_results, add_results, change_results)
 
 
 def edit(rng, graph, file, target):

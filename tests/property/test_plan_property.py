@@ -110,7 +110,7 @@ def check_group(graph, group):
     assert len(nodes) > 1
     assert group.end is not None
     assert group.operators == tuple(graph.nodes[node].op for node in group.nodes)
-    inner = nodes - {group.result}
+    inner = nodes - set(group.results)
     assert not inner.intersection(graph.outputs)
     assert all(reader in nodes for node in inner for reader in graph.readers(node))
     # Convex: nothing outside lies between two members.

@@ -13,7 +13,10 @@ from types import MappingProxyType
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.graph import ELEMENTWISE_KINDS, INJECTIVE_KINDS, VIEW_KINDS, Kind
 
-__all__ = ["CAPABILITIES", "CHEAP_KINDS", "Capability", "capability_of"]
+__all__ = ["CAPABILITIES", "CHEAP_KINDS", "MOST_TOGETHER", "Capability", "capability_of"]
+
+#: Most results of one kernel (``schedules/together.py``).
+MOST_TOGETHER = 8
 
 #: Elementwise kinds of one or two instructions: computing them again for each read costs little.
 CHEAP_KINDS = frozenset(
@@ -42,11 +45,13 @@ class Capability:
         joined: Names of the families that may have further heavy operators inside (``gate``,
             ``normalization``).
         most_arguments: Most tensors that a kernel takes, results included.
+        most_results: Most results of one kernel of elementwise operators.
     """
 
     prologue: Mapping[str, frozenset[Kind]]
     joined: frozenset[str]
     most_arguments: int
+    most_results: int
 
 
 #: TVM's own schedules of reductions inline what is read, on every target.
@@ -69,10 +74,11 @@ CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
             ),
             frozenset({"gate", "normalization"}),
             512,
+            MOST_TOGETHER,
         ),
-        "cpu": Capability(MappingProxyType(_REDUCED), frozenset(), 512),
+        "cpu": Capability(MappingProxyType(_REDUCED), frozenset(), 512, MOST_TOGETHER),
         # Schedules of others. Metal takes 31 arguments, the fewest of TVM's targets.
-        "other": Capability(MappingProxyType(_REDUCED), frozenset(), 31),
+        "other": Capability(MappingProxyType(_REDUCED), frozenset(), 31, 1),
     }
 )
 

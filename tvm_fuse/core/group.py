@@ -9,7 +9,7 @@ from tvm_fuse.core.chain import Step
 from tvm_fuse.core.graph import ANCHOR_KINDS, VIEW_KINDS, Graph, Kind, Node
 from tvm_fuse.core.reason import Reason
 
-__all__ = ["FusionGroup", "make_group"]
+__all__ = ["FusionGroup", "count_arguments", "make_group"]
 
 #: The name of an elementwise group lists up to so many operators.
 _MOST_NAMED = 3
@@ -17,17 +17,18 @@ _MOST_NAMED = 3
 
 @dataclass(frozen=True)
 class FusionGroup:
-    """One fused kernel: some operators, of which one gives the result.
+    """One fused kernel: some operators, of which one gives the result; of elementwise ones several may.
 
     Args:
         name: Family and steps, such as ``conv2d_bias_relu``.
         family: What the kernel is built around, such as ``conv2d``.
         anchor: Id of the operator whose schedule the kernel gets; None for elementwise operators alone.
         nodes: Ids of all operators, in topological order.
-        result: Id of the one node whose value leaves the group.
+        result: Id of the last node whose value leaves the group.
         steps: What is computed after the anchor, in order.
         prologue: Ids of operators computed while the anchor reads its operands.
         absorbed: Ids of earlier heavy operators computed inside this kernel.
+        also: Ids of further nodes whose values leave it, of the shape of ``result``; in order.
         end: Why the group ends where it does.
         anchor_name: Where the anchor (or the last operator) came from.
         operators: The front end's names of the operators, in topological order.
@@ -42,6 +43,7 @@ class FusionGroup:
     steps: tuple[Step, ...]
     prologue: tuple[int, ...] = ()
     absorbed: tuple[int, ...] = ()
+    also: tuple[int, ...] = ()
     end: Reason | None = None
     anchor_name: str = ""
     operators: tuple[str, ...] = ()
@@ -56,6 +58,11 @@ class FusionGroup:
     def layers(self) -> int:
         """How many convolutions and matrix products it computes; those of a gate are two."""
         return 1 + len(self.absorbed) if self.is_layer else 0
+
+    @property
+    def results(self) -> tuple[int, ...]:
+        """Ids of all nodes whose values leave it, in order."""
+        return (*self.also, self.result)
 
     @property
     def center(self) -> int:
@@ -78,6 +85,7 @@ def make_group(
     prologue: tuple[int, ...] = (),
     absorbed: tuple[int, ...] = (),
     end: Reason | None = None,
+    also: tuple[int, ...] = (),
 ) -> FusionGroup:
     """A group with the names that follow from its operators; arguments as in ``FusionGroup``."""
     members = tuple(sorted(nodes))
@@ -91,6 +99,7 @@ def make_group(
         steps=steps,
         prologue=prologue,
         absorbed=absorbed,
+        also=also,
         end=end,
         anchor_name=str(center),
         operators=tuple(graph.nodes[node].op for node in members if graph.nodes[node].kind is not Kind.TUPLE),
@@ -115,3 +124,15 @@ def _name(
 def _name_elementwise(nodes: Iterable[Node]) -> str:
     labels = [node.label for node in nodes if node.kind is not Kind.TUPLE]
     return "_".join(labels) if len(labels) <= _MOST_NAMED else "elementwise"
+
+
+def count_arguments(graph: Graph, nodes: tuple[int, ...]) -> int:
+    """How many tensors a kernel of these operators reads; numbers are part of its code."""
+    members = frozenset(nodes)
+    sources = {source for node in nodes for source in graph.nodes[node].inputs} - members
+    return sum(1 for source in sources if not _is_number(graph, source))
+
+
+def _is_number(graph: Graph, node: int) -> bool:
+    constant = graph.constant(node)
+    return constant is not None and constant.ndim == 0

@@ -1,13 +1,13 @@
 """What must hold for a group to be one kernel with the right numbers, whoever made the group.
 
 A plan may come from a file that somebody has edited; these rules keep any plan from changing values:
-groups are disjoint, each has one result, every other value is read inside only (so no path leaves a group
-and comes back), and there is one heavy operator that everything else is computed before or after.
+groups are disjoint and can be put in an order, only results are read outside, and there is one heavy operator
+that everything else is computed before or after. Elementwise operators alone may give several results.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from tvm_fuse.core.capabilities import Capability, capability_of
@@ -16,9 +16,10 @@ from tvm_fuse.core.families import ELEMENTWISE, Family, family_of
 from tvm_fuse.core.graph import ELEMENTWISE_KINDS, LEAF_KINDS, Graph, Kind, Node
 from tvm_fuse.core.group import FusionGroup
 from tvm_fuse.core.joins import check_join
-from tvm_fuse.core.region import MOST_EVALUATIONS, takes_no_tuple
+from tvm_fuse.core.order import sort_nodes
+from tvm_fuse.core.region import MOST_EVALUATIONS, count_evaluations, takes_no_tuple
 
-__all__ = ["Fault", "check_groups", "find_fault", "find_overlap"]
+__all__ = ["Fault", "check_groups", "find_fault", "find_faults"]
 
 
 @dataclass(frozen=True)
@@ -38,23 +39,28 @@ def check_groups(graph: Graph, groups: Iterable[FusionGroup], target: str = "oth
 
     Args:
         graph: The graph they are of.
-        groups: Any groups; only ``nodes``, ``result``, ``anchor``, ``prologue`` and ``absorbed`` count.
+        groups: Any groups; their names, steps and reasons do not count.
         target: Kind of target, a key of ``CAPABILITIES``.
 
     Raises:
         ModelError: With the group, what was wanted and what was there.
     """
-    groups = tuple(groups)
-    capability = capability_of(target)
-    faults = [find_overlap(groups), *(find_fault(graph, group, capability) for group in groups)]
-    for fault in faults:
-        if fault is not None:
-            raise ModelError(
-                f"the fusion plan cannot be carried out: {fault}", "undo the edit, or plan again"
-            )
+    for fault in find_faults(graph, tuple(groups), capability_of(target)):
+        raise ModelError(f"the fusion plan cannot be carried out: {fault}", "undo the edit, or plan again")
 
 
-def find_overlap(groups: Iterable[FusionGroup]) -> Fault | None:
+def find_faults(graph: Graph, groups: tuple[FusionGroup, ...], capability: Capability) -> Iterator[Fault]:
+    """What is wrong with groups; their order is looked at where each of them is sound."""
+    faults = [_find_overlap(groups), *(find_fault(graph, group, capability) for group in groups)]
+    yield from filter(None, faults)
+    if not any(faults) and any(group.also for group in groups):  # one result comes after all that it needs
+        order = sort_nodes(graph, groups)
+        if isinstance(order, FusionGroup):
+            got = "a result that it needs itself, by way of others"
+            yield Fault(str(order), "groups that can be put in an order", got)
+
+
+def _find_overlap(groups: Iterable[FusionGroup]) -> Fault | None:
     """An operator that is in two groups."""
     owner: dict[int, FusionGroup] = {}
     for group in groups:
@@ -69,7 +75,7 @@ def find_overlap(groups: Iterable[FusionGroup]) -> Fault | None:
 
 def find_fault(graph: Graph, group: FusionGroup, capability: Capability) -> Fault | None:
     """The first rule that a group breaks; None for a sound one."""
-    reason = _check_nodes(graph, group)
+    reason = _check_results(graph, group, capability) or _check_nodes(graph, group)
     if reason is None:
         rule = _check_elementwise if group.anchor is None else _check_anchored
         reason = rule(graph, group, capability)
@@ -77,7 +83,7 @@ def find_fault(graph: Graph, group: FusionGroup, capability: Capability) -> Faul
 
 
 def _check_nodes(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
-    """Known operators with static shapes, and one value that leaves."""
+    """Known operators with static shapes, and no value but results that leaves."""
     members = frozenset(group.nodes)
     if not members or not all(0 <= node < len(graph.nodes) for node in members):
         return "operators of the model", f"nodes {list(group.nodes)} of {len(graph.nodes)}"
@@ -95,9 +101,28 @@ def _check_nodes(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
         if node.kind is Kind.TUPLE and not members.intersection(graph.readers(node.id)):
             return "operators", f"{node}, a tuple that is no operand in it"
         outside = [reader for reader in graph.readers(node.id) if reader not in members]
-        if node.id != group.result and (outside or graph.is_output(node.id)):
+        if node.id not in group.results and (outside or graph.is_output(node.id)):
             read = f"node {node.id} ({node}) is read outside it"
-            return f"one value that is read outside: node {group.result}", read
+            results = ", ".join(map(str, group.results))
+            return f"{len(group.results)} values that are read outside: node {results}", read
+    return None
+
+
+def _check_results(graph: Graph, group: FusionGroup, capability: Capability) -> tuple[str, str] | None:
+    """Several results have one shape; each thread computes one element of each."""
+    if not group.also:
+        return None
+    if not set(group.results) <= set(group.nodes) or list(group.results) != sorted(set(group.results)):
+        return "results among its operators, the last one in the end", f"{list(group.results)}"
+    if group.anchor is not None or len(group.results) > capability.most_results:
+        wanted = f"one result, or at most {capability.most_results} of elementwise operators alone"
+        return wanted, f"{len(group.results)} results"
+    if not all(0 <= node < len(graph.nodes) for node in group.nodes):
+        return None  # the next check says so
+    shape = graph.nodes[group.result].output.shape
+    for node in map(graph.nodes.__getitem__, group.results):
+        if node.kind is Kind.TUPLE or not shape or node.output.shape != shape:
+            return f"tensors of one shape as results, {list(shape)}", f"{node} {node.output}"
     return None
 
 
@@ -111,7 +136,7 @@ def _check_elementwise(graph: Graph, group: FusionGroup, capability: Capability)
             return "an anchor, or elementwise operators alone", f"{node} ({node.op})"
     if group.prologue or group.absorbed:
         return "no prologue without an anchor", f"nodes {[*group.prologue, *group.absorbed]}"
-    return _check_evaluations(graph, group.nodes, group.result)
+    return _check_evaluations(graph, group.nodes, group.results)
 
 
 def _check_anchored(graph: Graph, group: FusionGroup, capability: Capability) -> tuple[str, str] | None:
@@ -129,7 +154,7 @@ def _check_anchored(graph: Graph, group: FusionGroup, capability: Capability) ->
     return (
         _check_after(graph, family, anchor, sorted(after))
         or _check_before(graph, family, anchor, before, after, capability)
-        or _check_evaluations(graph, sorted(after), group.result)
+        or _check_evaluations(graph, after, group.results)
     )
 
 
@@ -183,12 +208,11 @@ def _check_before(
     return None
 
 
-def _check_evaluations(graph: Graph, nodes: Iterable[int], result: int) -> tuple[str, str] | None:
+def _check_evaluations(
+    graph: Graph, nodes: Iterable[int], results: tuple[int, ...]
+) -> tuple[str, str] | None:
     """TVM computes an operator again for each reader: the code must not explode."""
-    evaluations = {result: 1}
-    for node in sorted(nodes, reverse=True):
-        evaluations.setdefault(node, sum(evaluations.get(reader, 0) for reader in graph.readers(node)))
-    total = sum(evaluations.values())
+    total = count_evaluations(graph, nodes, results)
     if total <= MOST_EVALUATIONS:
         return None
     return f"at most {MOST_EVALUATIONS} evaluations of operators for an element", str(total)

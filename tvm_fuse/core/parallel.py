@@ -10,18 +10,15 @@ in (as its prologue); a transpose or concatenation, which is a kernel in any cas
 layer that adds it to its result; or the concatenation of all results, which disappears. Elementwise
 operators that followed one branch alone are computed by that reader then. Any other part is copied. What
 that is worth on a device, ``PlanOptions.accept`` says.
-
-Elementwise kernels side by side stay apart: a group has one result. ``explain_readers`` says where.
 """
 
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from tvm_fuse.core.capabilities import Capability, capability_of
-from tvm_fuse.core.cost import tensor_bytes
-from tvm_fuse.core.families import ELEMENTWISE, LAYERS, family_of
+from tvm_fuse.core.families import LAYERS, family_of
 from tvm_fuse.core.graph import (
     ELEMENTWISE_KINDS,
     INJECTIVE_KINDS,
@@ -29,14 +26,12 @@ from tvm_fuse.core.graph import (
     Graph,
     Kind,
     Node,
-    TensorInfo,
 )
-from tvm_fuse.core.plan import FusionPlan, plan_chains
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
-from tvm_fuse.core.reason import Code, Decision, Reason, Stage
+from tvm_fuse.core.reason import Decision, Reason, Stage
 from tvm_fuse.core.siblings import Siblings, check_alike, check_layer, find_readers, make_siblings
 
-__all__ = ["RULE", "ParallelPlan", "explain_readers", "plan_parallel"]
+__all__ = ["RULE", "ParallelPlan", "plan_parallel"]
 
 RULE = "parallel"
 
@@ -197,81 +192,3 @@ def _decide(graph: Graph, siblings: Siblings, reason: Reason | None) -> Decision
     names = ", ".join(str(graph.nodes[layer]) for layer in siblings.layers)
     detail = f"{len(siblings.layers)} layers become one: {names}" if reason is None else ""
     return Decision(RULE, str(first), stage, reason, detail, first.id, len(siblings.layers))
-
-
-# --- elementwise kernels side by side --------------------------------------------------------------
-
-
-def explain_readers(graph: Graph, options: PlanOptions | None = None) -> tuple[Decision, ...]:
-    """Elementwise kernels of one shape that read one value and could read it once, but for what a group is.
-
-    Args:
-        graph: The graph.
-        options: As for ``plan_chains``; their ``accept`` says where one kernel would not pay either.
-
-    Returns:
-        A decision for each value that two or more such kernels read, none of which needs another.
-    """
-    options = options or PlanOptions()
-    if options.fuse == "none" or not any(_has_elementwise_readers(graph, node) for node in graph.nodes):
-        return ()
-    kernels = _elementwise_kernels(graph, plan_chains(graph, options))
-    readers: dict[tuple[int, TensorInfo], list[tuple[int, ...]]] = {}
-    for nodes in kernels:
-        info = replace(graph.nodes[nodes[-1]].output, dtype="")
-        for source in {source for node in nodes for source in graph.nodes[node].inputs}.difference(nodes):
-            if source not in graph.constants and graph.nodes[source].kind is not Kind.TUPLE:
-                readers.setdefault((source, info), []).append(nodes)
-    decisions = []
-    for (source, _), found in readers.items():
-        apart = _independent(graph, found)
-        if len(apart) > 1:
-            decisions.append(_explain(graph, graph.nodes[source], apart, options))
-    return tuple(decisions)
-
-
-def _has_elementwise_readers(graph: Graph, node: Node) -> bool:
-    kinds = [graph.nodes[reader].kind for reader in set(graph.readers(node.id))]
-    return sum(kind in ELEMENTWISE_KINDS for kind in kinds) > 1 and node.kind is not Kind.CONSTANT
-
-
-def _elementwise_kernels(graph: Graph, plan: FusionPlan) -> list[tuple[int, ...]]:
-    """Groups without an anchor, and elementwise operators in no group."""
-    groups = (*plan.groups, *plan.alone)
-    taken = {node for group in groups for node in group.nodes}
-    single = [
-        (node.id,)
-        for node in graph.nodes
-        if node.id not in taken and node.kind in ELEMENTWISE_KINDS and ELEMENTWISE.check(graph, node) is None
-    ]
-    return sorted([*(group.nodes for group in groups if group.anchor is None), *single])
-
-
-def _independent(graph: Graph, kernels: Sequence[tuple[int, ...]]) -> list[tuple[int, ...]]:
-    """The kernels that need no result of those before them."""
-    kept: list[tuple[int, ...]] = []
-    for nodes in sorted(kernels, key=lambda kernel: kernel[-1]):
-        results = {kernel[-1] for kernel in kept}
-        reached, pending = set(nodes), list(nodes)
-        while results and pending:
-            for source in graph.nodes[pending.pop()].inputs:
-                if source not in reached and source >= min(results):
-                    reached.add(source)
-                    pending.append(source)
-        if results.isdisjoint(reached):
-            kept.append(nodes)
-    return kept
-
-
-def _explain(graph: Graph, source: Node, kernels: list[tuple[int, ...]], options: PlanOptions) -> Decision:
-    first, *others = kernels
-    added = tuple(sorted({node for nodes in others for node in nodes}.difference(first)))
-    candidate = Candidate(Extension.PARALLEL, "elementwise", None, first, added)
-    refused = None if options.accept is None else options.accept(graph, candidate)
-    stage = Stage.CONDITION if refused is None else Stage.COST
-    names = ", ".join(str(graph.nodes[nodes[-1]]) for nodes in kernels)
-    size = f"{tensor_bytes(source.output)} bytes read {len(kernels)} times"
-    reason = refused or Reason(
-        Code.SEVERAL_RESULTS, str(source), "one result of a kernel", f"{len(kernels)}: {names}; {size}"
-    )
-    return Decision(RULE, str(source), stage, reason, node=source.id, matched=len(kernels))

@@ -1,12 +1,13 @@
 """The fusion plan: which operators become one kernel, and why the others do not.
 
-Three rounds, each from the last operator to the first:
+Four rounds, three of them from the last operator to the first:
 
 1. Anchors and what follows them (``chain.py``). Of two producers of one residual add the later one takes it:
    the earlier result is in memory by then.
 2. What an anchor reads, where the target can compute it on the way in (``region.py``, ``capabilities.py``),
    and slices that what follows it reads.
 3. Elementwise operators and moves that are left, together.
+4. Elementwise kernels that read one value, side by side (``readers.py``).
 
 The same graph and options always give the same plan.
 """
@@ -21,10 +22,11 @@ from tvm_fuse.core.chain import MOST_OPERATORS, Chain, grow_chain
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.families import ELEMENTWISE, LAYERS, REDUCE, Family, family_of
 from tvm_fuse.core.graph import LEAF_KINDS, VIEW_KINDS, Graph, Kind, Node
-from tvm_fuse.core.group import FusionGroup, make_group
+from tvm_fuse.core.group import FusionGroup, count_arguments, make_group
 from tvm_fuse.core.joins import RowJoin, find_row_join, is_like_a_gate, is_used_in_rows, join_gate
-from tvm_fuse.core.legality import find_fault, find_overlap
+from tvm_fuse.core.legality import find_faults
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
+from tvm_fuse.core.readers import join_readers
 from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
 from tvm_fuse.core.refusals import Refusal, alone, cannot_join, end_of, too_long, without_epilogue
 from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, find_slices, takes_no_tuple
@@ -46,8 +48,8 @@ class FusionPlan:
         groups: In topological order of their anchors (or results); disjoint.
         decisions: One for each group and for each operator that computes and is in none, in order.
         alone: Groups of one operator, which the user asked to leave alone: TVM must not fuse it either.
-        not_joined: Why kernels are not one larger kernel: gates and attentions, a decision at each operator
-            that such a kernel would be named after.
+        not_joined: Why kernels are not one larger kernel: gates, attentions, elementwise kernels that read
+            one value; a decision at each operator that such a kernel would be named after.
     """
 
     groups: tuple[FusionGroup, ...]
@@ -64,7 +66,7 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
         options: What the target can do, and what the user wants.
 
     Returns:
-        The plan. Groups are disjoint, and only a group's last value is read outside it.
+        The plan. Groups are disjoint, and only results are read outside a group.
 
     Raises:
         UsageError: The target is none of ``CAPABILITIES``, or a pattern fits no group.
@@ -78,6 +80,7 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
     planner.join_gates()
     for node in reversed(graph.nodes):
         planner.group_elementwise(node)
+    planner.join_readers()
     groups = tuple(sorted(planner.groups, key=lambda group: group.center))
     groups = tuple(replace(group, id=f"chain{index}") for index, group in enumerate(groups))
     kept, alone, by_user = leave_out(graph, groups, options)
@@ -236,6 +239,14 @@ class _Planner:
         if len(operators) > 1 and not VIEW_KINDS.issuperset(operators):
             self._add(make_group(graph, None, nodes, node.id, end=end_of(graph, node.id)), ELEMENTWISE.rule)
 
+    def join_readers(self) -> None:
+        """Make one group of elementwise kernels that read one value."""
+        self.groups, refused = join_readers(
+            self.graph, self.groups, self.options, self.most(MOST_EVALUATIONS)
+        )
+        self.not_joined += refused
+        self.taken.update(node for group in self.groups for node in group.nodes)
+
     def explain(self, node: Node) -> Decision:
         """Why an operator is in no group."""
         family = family_of(node.kind)
@@ -338,24 +349,8 @@ def check_plan(graph: Graph, plan: FusionPlan, target: str = "other") -> None:
     Raises:
         InternalError: A group breaks a rule of ``legality.py``.
     """
-    groups = (*plan.groups, *plan.alone)
-    fault = find_overlap(groups) or next(
-        filter(None, (find_fault(graph, group, capability_of(target)) for group in groups)), None
-    )
-    if fault is not None:
+    for fault in find_faults(graph, (*plan.groups, *plan.alone), capability_of(target)):
         raise InternalError(str(fault))
-
-
-def count_arguments(graph: Graph, nodes: tuple[int, ...]) -> int:
-    """How many tensors a kernel of these operators reads; numbers are part of its code."""
-    members = frozenset(nodes)
-    sources = {source for node in nodes for source in graph.nodes[node].inputs} - members
-    return sum(1 for source in sources if not _is_number(graph, source))
-
-
-def _is_number(graph: Graph, node: int) -> bool:
-    constant = graph.constant(node)
-    return constant is not None and constant.ndim == 0
 
 
 def _computes(node: Node) -> bool:

@@ -37,7 +37,7 @@ __all__ = [
 ]
 
 #: Name and version of the JSON form; the number rises when a reader would have to change.
-SCHEMA = {"name": "tvm-fuse/fusion-plan", "version": 1}
+SCHEMA = {"name": "tvm-fuse/fusion-plan", "version": 2}
 
 _HINT = "make it again with this version"
 
@@ -62,6 +62,7 @@ class PlannedGroup:
     result: int
     prologue: tuple[int, ...]
     absorbed: tuple[int, ...]
+    also: tuple[int, ...]
     end: Reason | None
 
     @property
@@ -157,6 +158,7 @@ def _planned(graph: Graph, group: FusionGroup) -> PlannedGroup:
         group.result,
         group.prologue,
         group.absorbed,
+        group.also,
         group.end,
     )
 
@@ -189,6 +191,7 @@ def _group_to_json(group: PlannedGroup) -> dict[str, Any]:
         "result": group.result,
         "prologue": group.prologue,
         "absorbed": group.absorbed,
+        "also": group.also,
         "end": end and {"code": end.code.value, "at": end.at, "wanted": end.wanted, "got": end.got},
     }
 
@@ -255,6 +258,7 @@ def _read_group(group: Mapping[str, Any]) -> PlannedGroup:
         _id(group["result"]),
         _ids(group["prologue"]),
         _ids(group["absorbed"]),
+        _ids(group["also"]),
         end and Reason(Code(end["code"]), str(end["at"]), str(end["wanted"]), str(end["got"])),
     )
 
@@ -352,4 +356,4 @@ def _without(groups: Iterable[PlannedGroup], others: Iterable[PlannedGroup]) -> 
 
 
 def _kernel(group: PlannedGroup) -> tuple[Any, ...]:
-    return group.anchor, frozenset(group.members), group.result, group.absorbed
+    return group.anchor, frozenset(group.members), group.result, group.absorbed, group.also

@@ -127,7 +127,7 @@ HINTS = {
     Code.SIBLINGS_DIFFER: "each stays a layer of its own; only output channels may differ",
     Code.SIBLING_GROUPED: "a grouped layer stays one of its own",
     Code.SIBLING_DTYPE: "a quantized or mixed layer stays one of its own",
-    Code.SEVERAL_RESULTS: "each is a kernel of its own, and reads the value itself",
+    Code.SEVERAL_RESULTS: "the rest is a kernel of its own, and reads the value itself",
     Code.SCHEDULE_DYNAMIC_SHAPE: "fix the shape with --shape NAME=1x3x224x224",
     Code.SCHEDULE_LIBRARY: "leave -libs out of the target for our schedules",
     Code.SCHEDULE_TUNER: "build outside the tuner's context for our schedules",

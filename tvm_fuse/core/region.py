@@ -18,7 +18,7 @@ from collections.abc import Callable, Collection, Iterable
 
 from tvm_fuse.core.graph import Graph, Kind, Node
 
-__all__ = ["MOST_EVALUATIONS", "find_region", "find_slices", "takes_no_tuple"]
+__all__ = ["MOST_EVALUATIONS", "count_evaluations", "find_region", "find_slices", "takes_no_tuple"]
 
 #: Evaluations of one operator for one result element; also the depth at which TVM's FuseOps cuts a group.
 MOST_EVALUATIONS = 256
@@ -67,6 +67,21 @@ def find_region(
                 seen.add(source)
                 heapq.heappush(waiting, -source)
     return tuple(sorted(found))
+
+
+def count_evaluations(graph: Graph, nodes: Iterable[int], results: Collection[int]) -> int:
+    """Evaluations of operators for one element of each result: TVM computes one again for each reader.
+
+    Args:
+        graph: The graph.
+        nodes: Ids of a kernel's operators.
+        results: Ids of those whose values leave it.
+    """
+    evaluations: dict[int, int] = {}
+    for node in sorted(nodes, reverse=True):
+        inside = sum(evaluations.get(reader, 0) for reader in graph.readers(node))
+        evaluations[node] = inside + (node in results)
+    return sum(evaluations.values())
 
 
 def find_slices(graph: Graph, members: Collection[int]) -> tuple[int, ...]:

@@ -21,7 +21,7 @@ from dataclasses import replace
 from typing import Any, Callable
 
 from tvm_fuse.core.graph import VIEW_KINDS, Node
-from tvm_fuse.core.parallel import explain_readers, plan_parallel
+from tvm_fuse.core.parallel import plan_parallel
 from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Decision
 from tvm_fuse.core.siblings import Siblings, join_constants
@@ -52,7 +52,7 @@ def combine_parallel(module: Any, target: Any = None, options: PlanOptions | Non
 
     Returns:
         The type-inferred module; ``last_report()["CombineParallel"]`` holds the ``Siblings`` and a decision
-        for the layers, and for the elementwise kernels, of each value that two or more read.
+        for the layers of each value that two or more read.
     """
     options = options or PlanOptions()
     if target is not None:
@@ -68,7 +68,6 @@ def combine_parallel(module: Any, target: Any = None, options: PlanOptions | Non
         plan = plan_parallel(read.graph, options)
         found.extend(plan.siblings)
         decisions.extend(plan.decisions)
-        decisions.extend(explain_readers(read.graph, options))
         replacements: dict[int, Replacement] = {}
         for siblings in plan.siblings:
             replacements.update(_replace(read, siblings))

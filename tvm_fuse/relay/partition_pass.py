@@ -28,6 +28,7 @@ from typing import Any, Callable
 
 from tvm_fuse.core.graph import Graph, Kind, Node
 from tvm_fuse.core.legality import check_groups
+from tvm_fuse.core.order import sort_nodes
 from tvm_fuse.core.plan import FusionGroup, FusionPlan, plan_chains
 from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.core.reason import Decision
@@ -40,6 +41,7 @@ from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, composite_name, read_function
 from tvm_fuse.relay.record import PassRecord, record
 from tvm_fuse.relay.rewrite import Replacement, rebuild_expression, rebuild_function
+from tvm_fuse.relay.together import TOGETHER_PREFIX, together
 
 __all__ = ["Planner", "Refiner", "dissolve_groups", "make_function", "partition_chains", "target_kind"]
 
@@ -93,7 +95,12 @@ def partition_chains(
         check_groups(read.graph, kernels, options.target)
         groups.extend(made.groups)
         decisions.extend(made.decisions)
-        return rebuild_function(read, {group.result: _grouped(read, group) for group in kernels})
+        replacements: dict[int, Replacement] = {}
+        for group in kernels:
+            replacements.update(_replace(read, group))
+        order = sort_nodes(read.graph, kernels)
+        assert not isinstance(order, FusionGroup)  # checked above
+        return rebuild_function(read, replacements, order)
 
     module, changed = rewrite_functions(dissolve_groups(module), rewrite)
     layers = sum(group.layers for group in groups)
@@ -120,6 +127,7 @@ def dissolve_groups(module: Any) -> Any:
             expr = read.expressions[node.id]
             if composite_name(expr).startswith(COMPOSITE_PREFIX):
                 replacements[node.id] = _dissolved(expr.op, node.inputs)
+                replacements.update(_dissolved_items(read, node))
         return rebuild_function(read, replacements)
 
     return rewrite_functions(module, rewrite)[0]
@@ -133,12 +141,31 @@ def _dissolved(function: Any, inputs: tuple[int, ...]) -> Replacement:
     return construct
 
 
+def _dissolved_items(read: ReadFunction, node: Node) -> dict[int, Replacement]:
+    """The results of a group that has several, each as the operator that computes it."""
+    items = (
+        reader for reader in read.graph.readers(node.id) if read.graph.nodes[reader].kind is Kind.GET_ITEM
+    )
+    return {item: _field(node.id, int(read.graph.nodes[item].attrs)) for item in items}
+
+
+def _field(source: int, index: int) -> Replacement:
+    return lambda new: new(source).fields[index]
+
+
 def _as_it_was(function: Any) -> Any:
-    """Without the copies and the inner operators that ``make_function`` puts in."""
+    """Without the copies and the operators of ours that ``make_function`` puts in."""
     read = read_function(function)
     edits = {n.id: _same_as(n.inputs[0]) for n in read.graph.of_kind(Kind.ELEMENTWISE) if n.op == "copy"}
     inner = (node for node in read.graph.nodes if node.op.startswith(INNER_PREFIX))
-    return rebuild_function(read, {**edits, **{node.id: _plain(read, node) for node in inner}})
+    edits.update({node.id: _plain(read, node) for node in inner})
+    tuples = (node for node in read.graph.nodes if node.op.startswith(TOGETHER_PREFIX))
+    edits.update({node.id: _tuple_of(node.inputs) for node in tuples})
+    return rebuild_function(read, edits)
+
+
+def _tuple_of(sources: tuple[int, ...]) -> Replacement:
+    return lambda new: relay.Tuple([new(source) for source in sources])
 
 
 def _plain(read: ReadFunction, node: Node) -> Replacement:
@@ -148,6 +175,23 @@ def _plain(read: ReadFunction, node: Node) -> Replacement:
 
 def _same_as(source: int) -> Replacement:
     return lambda new: new(source)
+
+
+def _replace(read: ReadFunction, group: FusionGroup) -> dict[int, Replacement]:
+    """The new values of a group's results: one call, of a tuple where there are several."""
+    grouped = _grouped(read, group)
+    if not group.also:
+        return {group.result: grouped}
+    calls: list[Any] = []
+
+    def item(index: int) -> Replacement:
+        def construct(new: Callable[[int], Any]) -> Any:
+            calls.extend([] if calls else [grouped(new)])
+            return relay.TupleGetItem(calls[0], index)
+
+        return construct
+
+    return {result: item(index) for index, result in enumerate(group.results)}
 
 
 def _grouped(read: ReadFunction, group: FusionGroup) -> Replacement:
@@ -179,7 +223,8 @@ def make_function(read: ReadFunction, group: FusionGroup) -> tuple[Any, tuple[in
         inside[node] = rebuild_expression(read.expressions[node], operands)
         if node in group.absorbed:
             inside[node] = lower_absorbed(inside[node])
-    function = relay.Function(list(params.values()), inside[group.result])
+    results = [inside[result] for result in group.results]
+    function = relay.Function(list(params.values()), together(results) if group.also else results[0])
     function = function.with_attr("Primitive", tvm.tir.IntImm("int32", 1))
     function = function.with_attr("Composite", COMPOSITE_PREFIX + group.name)
     function = function.with_attr("PartitionedFromPattern", "_".join(group.operators) + "_")

@@ -6,7 +6,7 @@ identity (and its checked type), what lies above a change is rebuilt.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any, Callable
 
 import numpy as np
@@ -22,12 +22,15 @@ __all__ = ["Replacement", "constant", "rebuild_expression", "rebuild_function", 
 Replacement = Callable[[Callable[[int], Any]], Any]
 
 
-def rebuild_function(read: ReadFunction, replacements: Mapping[int, Replacement]) -> Any:
+def rebuild_function(
+    read: ReadFunction, replacements: Mapping[int, Replacement], order: Iterable[int] | None = None
+) -> Any:
     """Apply replacements to a function.
 
     Args:
         read: The function as it was read.
         replacements: Node id -> how to make its new value.
+        order: All node ids so that what a new value needs comes before it; None is the order of the ids.
 
     Returns:
         A new ``relay.Function`` with the same parameters and attributes, or the same object
@@ -36,7 +39,8 @@ def rebuild_function(read: ReadFunction, replacements: Mapping[int, Replacement]
     if not replacements:
         return read.function
     rebuilt: dict[int, Any] = {}
-    for node in read.graph.nodes:
+    nodes = read.graph.nodes
+    for node in nodes if order is None else map(nodes.__getitem__, order):
         old = read.expressions[node.id]
         if node.id in replacements:
             rebuilt[node.id] = replacements[node.id](rebuilt.__getitem__)

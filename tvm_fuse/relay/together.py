@@ -16,22 +16,20 @@ import functools
 from collections.abc import Sequence
 from typing import Any
 
+from tvm_fuse.core.capabilities import MOST_TOGETHER
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.relay.base import relay, tvm
 
-__all__ = ["MOST_TOGETHER", "register_together", "together"]
+__all__ = ["TOGETHER_PREFIX", "register_together", "together"]
 
-#: Most results of one kernel.
-MOST_TOGETHER = 8
-
-_NAME = "tvm_fuse.together"
+TOGETHER_PREFIX = "tvm_fuse.together"
 
 
 @functools.cache
 def register_together() -> None:
     """Register the operators for two results and more once."""
     for count in range(2, MOST_TOGETHER + 1):
-        _register(f"{_NAME}{count}", count)
+        _register(f"{TOGETHER_PREFIX}{count}", count)
 
 
 def together(values: Sequence[Any]) -> Any:
@@ -49,7 +47,7 @@ def together(values: Sequence[Any]) -> Any:
     if not 2 <= len(values) <= MOST_TOGETHER:
         raise InternalError(f"results of one kernel: wanted 2 to {MOST_TOGETHER}, got {len(values)}")
     register_together()
-    return relay.Call(tvm.ir.Op.get(f"{_NAME}{len(values)}"), list(values))
+    return relay.Call(tvm.ir.Op.get(f"{TOGETHER_PREFIX}{len(values)}"), list(values))
 
 
 def _register(name: str, count: int) -> None:
@@ -68,7 +66,7 @@ def _register(name: str, count: int) -> None:
 
 def _strategy(attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
     made = relay.op.OpStrategy()
-    made.add_implementation(_compute, _schedule, name=_NAME)
+    made.add_implementation(_compute, _schedule, name=TOGETHER_PREFIX)
     return made
 
 

@@ -20,6 +20,7 @@ from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.fuse import FuseOptions, fuse_model
 from tvm_fuse.relay.load import RelayModel, model_from_module
+from tvm_fuse.relay.records import describe_records
 from tvm_fuse.relay.target import resolve_target
 from tvm_fuse.report import Cost, FusedKernel, Report, steering_of
 
@@ -127,7 +128,7 @@ def compile_model(model: RelayModel, target: Any, options: Options, progress: Pr
         fused=Cost(len(pair.fused.calls), pair.fused.traffic_bytes),
         parity=outcome.parity if outcome else None,
         latency=outcome.latency if outcome else None,
-        notes=outcome.notes if outcome else _not_run(pair),
+        notes=(*(outcome.notes if outcome else _not_run(pair)), *describe_records(fused.tuned)),
         scale_shifts=records["FoldScaleShift"].details,
         warnings=checked.warnings,
         execution=outcome.execution if outcome else None,

@@ -225,6 +225,7 @@ def _describe_graph(timing: Timing) -> str:
 def build_pair(fused: FusedModel, target: Any, progress: Progress, where: str = "") -> Pair:
     """Build a fused model and its reference for a target."""
     with progress(f"building the fused model {where}".rstrip()):
-        fused_artifact = build_fused(fused.module, target)
+        schedules = fused.tuned.schedules_for(target)
+        fused_artifact = build_fused(fused.module, target, schedules=schedules)
     with progress(f"building the unfused model {where}".rstrip()):
         return Pair(target, build_unfused(fused.reference, target), fused_artifact)

@@ -48,6 +48,7 @@ _OTHER_SCHEMAS = {
     "PlanReport": "tvm-fuse/plan-report",
     "Explanation": "tvm-fuse/explanation",
     "Ladder": "tvm-fuse/ladder",
+    "TuningReport": "tvm-fuse/tuning-report",
 }
 
 

@@ -13,10 +13,13 @@ from tvm_fuse.cli.options import (
     add_json,
     add_model,
     add_parity,
+    add_records,
     add_shapes,
     add_steering,
     count,
+    duration,
     to_mapping,
+    tracker,
 )
 
 __all__ = ["make_parser", "to_mapping"]
@@ -41,6 +44,7 @@ def make_parser() -> argparse.ArgumentParser:
         _add_plan,
         _add_explain,
         _add_ladder,
+        _add_tune,
         _add_kernels,
         _add_export,
         _add_fold,
@@ -94,6 +98,7 @@ def _add_run(commands: Any) -> None:
     add_parity(parser)
     add_steering(parser)
     add_gates(parser)
+    add_records(parser)
     parser.add_argument("--no-latency", action="store_true", help="do not measure latency")
     add_json(parser)
     parser.add_argument(
@@ -172,6 +177,57 @@ def _add_ladder(commands: Any) -> None:
     parser.add_argument(
         "-o", "--output", type=Path, metavar="DIR", help="write ladder.json, ladder.txt and ladder.svg"
     )
+    add_json(parser)
+
+
+def _add_tune(commands: Any) -> None:
+    parser = _add_command(
+        commands,
+        "tune",
+        summary="search for faster schedules of a model's kernels, and keep those that are",
+        description="Measure other schedules of the kernels that a model is built of, check the results of\n"
+        "each, and write a record of those that are faster than the kernel without it. Ctrl-C ends the\n"
+        "search and keeps what was found; --resume goes on.",
+    )
+    add_model(parser)
+    parser.add_argument("--target", default="llvm", help="as of `tvm-fuse run`; it runs here, or over --rpc")
+    parser.add_argument("--time", type=duration, metavar="30m", help="search for so long (default: 10m)")
+    parser.add_argument("--trials", type=count, metavar="N", help="measure at most so many candidates")
+    parser.add_argument(
+        "--tasks",
+        action="append",
+        default=[],
+        metavar="PATTERN",
+        help="tune only kernels of this name, digest or pattern; may be repeated",
+    )
+    parser.add_argument(
+        "--log", type=Path, metavar="FILE", help="log of the job (default: MODEL.tuning.jsonl in this folder)"
+    )
+    parser.add_argument("--resume", action="store_true", help="go on with the log")
+    parser.add_argument(
+        "--records",
+        type=Path,
+        default=Path("tuned"),
+        metavar="DIR",
+        help="folder that gets the records, for `tvm-fuse run --records DIR` (default: tuned)",
+    )
+    parser.add_argument(
+        "--merge", type=Path, metavar="DIR", help="first take over the records of this folder"
+    )
+    parser.add_argument(
+        "--rpc", type=tracker, metavar="HOST:PORT", help="measure on devices behind TVM's tracker"
+    )
+    parser.add_argument("--key", metavar="KEY", help="key of the devices at the tracker")
+    parser.add_argument(
+        "--timeout",
+        type=duration,
+        default=30.0,
+        metavar="30s",
+        help="for one candidate, built and measured (default: 30s)",
+    )
+    add_epsilon(parser)
+    add_parity(parser)
+    add_steering(parser)
     add_json(parser)
 
 
@@ -314,9 +370,10 @@ def _lazily(command: str) -> Callable[[argparse.Namespace], int]:
     """Import a command's code only when it runs, so that ``-h`` is quick."""
 
     def run(args: argparse.Namespace) -> int:
-        from tvm_fuse.cli import commands, plan_commands
+        from tvm_fuse.cli import commands, plan_commands, tune_command
 
-        module = plan_commands if command in plan_commands.COMMANDS else commands
+        modules = (plan_commands, tune_command)
+        module = next((module for module in modules if command in module.COMMANDS), commands)
         return int(getattr(module, f"run_{command}")(args))
 
     return run

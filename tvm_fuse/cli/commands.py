@@ -11,7 +11,7 @@ from typing import Any
 
 from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
-from tvm_fuse.cli.steering import check_folder, check_gates, read_epsilons, read_steering
+from tvm_fuse.cli.steering import check_folder, check_gates, read_epsilons, read_records, read_steering
 from tvm_fuse.core.errors import MissingDependency, ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import GivenTolerance
 
@@ -47,6 +47,7 @@ def run_run(args: argparse.Namespace) -> int:
         checked=args.checked,
         **epsilons,
         **steering.options,
+        **read_records(args),
     )
     with show_progress("importing the model"):
         model = load_model(args.model, shapes=shapes, params=args.params)

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Callable
 
 from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.tuning.budget import parse_duration
 
 __all__ = [
     "add_epsilon",
@@ -16,10 +17,13 @@ __all__ = [
     "add_json",
     "add_model",
     "add_parity",
+    "add_records",
     "add_shapes",
     "add_steering",
     "count",
+    "duration",
     "to_mapping",
+    "tracker",
 ]
 
 
@@ -120,6 +124,27 @@ def add_steering(parser: Any) -> None:
     parser.add_argument("--save-plan", type=Path, metavar="FILE", help="write the fusion plan as JSON")
 
 
+def add_records(parser: Any) -> None:
+    """Tuned records."""
+    parser.add_argument(
+        "--records",
+        type=Path,
+        metavar="DIR",
+        help="use the tuned records in this folder that are of this device (default: those of tvm-fuse)",
+    )
+    parser.add_argument("--no-records", action="store_true", help="use no tuned records")
+
+
+def duration(text: str) -> float:
+    """Seconds of a duration such as ``30m``, for ``type=``."""
+    return _argument(parse_duration)(text)  # type: ignore[no-any-return]
+
+
+def tracker(text: str) -> tuple[str, int]:
+    """Host and port, for ``type=``."""
+    return _argument(_parse_tracker)(text)  # type: ignore[no-any-return]
+
+
 def add_gates(parser: Any) -> None:
     """Expectations, for continuous integration."""
     parser.add_argument(
@@ -178,6 +203,13 @@ def _parse_shape(text: str) -> tuple[str, tuple[int, ...]]:
     if not all(size.isascii() and size.isdigit() and int(size) > 0 for size in sizes):
         raise ValueError(f"{text!r}: wanted {form}, with sizes above 0")
     return name, tuple(int(size) for size in sizes)
+
+
+def _parse_tracker(text: str) -> tuple[str, int]:
+    host, _, port = text.rpartition(":")
+    if not host or not (port.isascii() and port.isdigit() and 0 < int(port) < 65536):
+        raise ValueError(f"{text!r}: wanted HOST:PORT")
+    return host, int(port)
 
 
 def _parse_epsilon(text: str) -> tuple[str, float]:

@@ -24,6 +24,7 @@ __all__ = [
     "check_gates",
     "check_writable",
     "read_epsilons",
+    "read_records",
     "read_steering",
 ]
 
@@ -99,6 +100,23 @@ def read_epsilons(args: argparse.Namespace) -> dict[str, Any]:
     config = read_epsilon_config(args.epsilon_config) if args.epsilon_config else EpsilonConfig()
     epsilon = to_mapping(args.epsilon, "--epsilon")
     return {"epsilon": epsilon, "epsilon_config": config, "align_epsilon": args.align_epsilon}
+
+
+def read_records(args: argparse.Namespace) -> dict[str, Any]:
+    """What the command line says about tuned records, for the options of a job.
+
+    Raises:
+        UsageError: The folder is not there, or records are both asked for and forbidden.
+    """
+    if args.no_records:
+        if args.records is not None:
+            raise UsageError("--records and --no-records contradict each other: give one of them")
+        return {"records": None}
+    if args.records is None:
+        return {}
+    if not args.records.is_dir():
+        raise UsageError(f"--records {args.records}: wanted a folder, which is not there")
+    return {"records": args.records}
 
 
 def check_writable(file: Path, option: str) -> None:

@@ -77,6 +77,10 @@ class Code(str, Enum):
     SCHEDULE_NO_TILE = "schedule-no-tile"
     SCHEDULE_FEW_COLUMNS = "schedule-few-columns"
     SCHEDULE_RESULT_BROADCAST = "schedule-result-broadcast"
+    # Tuned records
+    SCHEDULE_RECORD_DEVICE = "schedule-record-device"
+    SCHEDULE_RECORD_STALE = "schedule-record-stale"
+    SCHEDULE_RECORD_DAMAGED = "schedule-record-damaged"
 
 
 #: What a user can do about each code; shown beside the reason.
@@ -138,6 +142,9 @@ HINTS = {
     Code.SCHEDULE_NO_TILE: "nothing to do where the layer is small",
     Code.SCHEDULE_FEW_COLUMNS: "a larger batch uses each weight more often",
     Code.SCHEDULE_RESULT_BROADCAST: "compute the broadcast in a kernel of its own; chains of ours do",
+    Code.SCHEDULE_RECORD_DEVICE: "times of another device say nothing here; `tvm-fuse tune` measures here",
+    Code.SCHEDULE_RECORD_STALE: "the kernel computes in another way now; `tvm-fuse tune` measures it again",
+    Code.SCHEDULE_RECORD_DAMAGED: "remove the file, or tune again",
 }
 
 

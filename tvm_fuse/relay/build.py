@@ -22,6 +22,7 @@ from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.cuda_hook import cuda_compilation
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
 from tvm_fuse.relay.target import is_cuda
+from tvm_fuse.relay.tuned import TunedBuild, tuned_schedules
 
 __all__ = [
     "Artifact",
@@ -80,21 +81,31 @@ class Artifact:
         return sum(call.bytes_read + call.bytes_written for call in self.calls)
 
 
-def build_fused(module: Any, target: Any, instruments: Sequence[Any] = ()) -> Artifact:
+def build_fused(
+    module: Any, target: Any, instruments: Sequence[Any] = (), schedules: Mapping[str, str] | None = None
+) -> Artifact:
     """Build a module whose layouts are decided and whose chains are grouped.
 
     Args:
         module: What ``FuseChains`` returned for the same target.
         target: A ``tvm.target.Target``.
         instruments: Pass instruments that watch the build.
+        schedules: Workload key -> tuned schedule (``relay.tuned``); kernels without one get what they get
+            without any.
 
     Returns:
         The artifact.
 
     Raises:
         ToolFailed: TVM cannot build it.
+        InternalError: A tuned schedule belongs to no kernel of the module.
     """
-    return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
+    if not schedules:
+        return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
+    with tuned_schedules(TunedBuild(schedules)) as tuned:
+        artifact = _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
+    tuned.check_used()
+    return artifact
 
 
 def build_unfused(module: Any, target: Any) -> Artifact:

@@ -25,6 +25,7 @@ from tvm_fuse.relay.load import RelayModel
 from tvm_fuse.relay.partition_pass import Planner, Refiner, partition_chains, target_kind
 from tvm_fuse.relay.read import ReadFunction
 from tvm_fuse.relay.record import PassReport, last_report
+from tvm_fuse.relay.records import NOT_TUNED, SHIPPED_RECORDS, TunedKernels, apply_records
 from tvm_fuse.relay.registers import refine_on
 
 __all__ = ["FuseOptions", "FusedModel", "PlannedGraph", "fuse_model"]
@@ -44,6 +45,7 @@ class FuseOptions:
         plan_file: A plan to carry out as it is, instead of making one.
         is_measured: Compile the groups that may need too many registers, and cut those that do.
         save_plan: Where to write the plan, before anything is built.
+        records: Folder of tuned records; None uses none.
 
     Raises:
         UsageError: Both a plan and options for making one were given.
@@ -57,6 +59,7 @@ class FuseOptions:
     plan_file: PlanFile | None = None
     is_measured: bool = True
     save_plan: Path | None = None
+    records: Path | None = SHIPPED_RECORDS
 
     def __post_init__(self) -> None:
         if self.plan_file is not None and self.plan != PlanOptions():
@@ -90,6 +93,7 @@ class FusedModel:
         module: The same with its chains grouped: what is built.
         records: What each pass did.
         planned: What became one kernel.
+        tuned: Tuned schedules for some of the kernels.
     """
 
     checked: CheckedModel
@@ -97,6 +101,7 @@ class FusedModel:
     module: Any = field(compare=False, repr=False)
     records: PassReport
     planned: PlannedGraph
+    tuned: TunedKernels = NOT_TUNED
 
     @property
     def reference(self) -> Any:
@@ -136,7 +141,11 @@ def fuse_model(
     file = options.plan_file or make_plan_file(graph, plan, str(target), chosen, f"tvm-fuse {__version__}")
     if options.save_plan is not None:
         save(options.save_plan, file)
-    return FusedModel(checked, laid_out, module, last_report(), PlannedGraph(graph, plan, file))
+    tuned = NOT_TUNED
+    if options.records is not None:
+        with progress("looking up tuned records"):
+            tuned = apply_records(module, target, options.records)
+    return FusedModel(checked, laid_out, module, last_report(), PlannedGraph(graph, plan, file), tuned)
 
 
 def _combine(module: Any, target: Any, options: FuseOptions) -> Any:

@@ -1,0 +1,219 @@
+"""Tuned kernels on disk: one file for each device and chain, each with where it came from.
+
+::
+
+    schedules/tuned/llvm-cascadelake-2cores/3f1c09a77b52.json
+
+A record is used where it was measured faster than the kernel that the build makes without it, on that device
+and no other.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field, fields
+from pathlib import Path
+from typing import Any
+
+from tvm_fuse.core.errors import UsageError
+from tvm_fuse.core.folders import write_file
+from tvm_fuse.core.tuning.log import locked
+
+__all__ = [
+    "StoredRecords",
+    "TunedRecord",
+    "from_json",
+    "load_records",
+    "merge_records",
+    "prune_records",
+    "remove_record",
+    "save_record",
+    "to_json",
+]
+
+#: Name and version of the JSON form; the number rises when a reader would have to change.
+SCHEMA = {"name": "tvm-fuse/tuned-record", "version": 1}
+
+_LOCK = ".lock"
+
+
+@dataclass(frozen=True)
+class TunedRecord:
+    """A schedule that was measured faster.
+
+    Args:
+        digest: Of its chain.
+        device: Key of the device that it was measured on.
+        name: Its chain, for people.
+        chain: The lines that the digest was made of.
+        workload_key: What the code generator calls its computation.
+        schedule: Text of the code generator.
+        cost_s: Seconds of a call.
+        baseline_s: Seconds of a call of the kernel that is built without it, measured in turn.
+        max_abs: Largest difference from the reference.
+        needed: Share of the tolerance that was needed.
+        provenance: Model, versions, date, trials: whatever says where it came from.
+    """
+
+    digest: str
+    device: str
+    name: str
+    chain: tuple[str, ...]
+    workload_key: str
+    schedule: str
+    cost_s: float
+    baseline_s: float
+    max_abs: float
+    needed: float
+    provenance: Mapping[str, Any] = field(default_factory=dict)
+
+    @property
+    def speedup(self) -> float:
+        """Time without it over time with it."""
+        return self.baseline_s / self.cost_s
+
+
+def to_json(record: TunedRecord) -> str:
+    """The file's text."""
+    return json.dumps({"schema": SCHEMA, **asdict(record)}, indent=1, sort_keys=True) + "\n"
+
+
+def from_json(text: str) -> TunedRecord:
+    """Read a file's text.
+
+    Raises:
+        ValueError: It is no record, or damaged.
+    """
+    document = json.loads(text)
+    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
+        raise ValueError(f"wanted a tuned record with schema {SCHEMA}")
+    missing = [entry.name for entry in fields(TunedRecord) if entry.name not in document]
+    if missing:
+        raise ValueError(f"{', '.join(missing)} is missing")
+    values = {entry.name: document[entry.name] for entry in fields(TunedRecord)}
+    values["chain"] = tuple(map(str, values["chain"]))
+    for name in ("cost_s", "baseline_s", "max_abs", "needed"):
+        values[name] = float(values[name])
+    if not (values["cost_s"] > 0 and values["baseline_s"] > 0 and isinstance(values["schedule"], str)):
+        raise ValueError("a time is not positive, or the schedule is no text")
+    return TunedRecord(**values)
+
+
+@dataclass(frozen=True)
+class StoredRecords:
+    """What is stored for one device.
+
+    Args:
+        records: Digest -> record.
+        elsewhere: Digest -> keys of other devices that have a record of it.
+        damaged: File -> what is wrong with it.
+    """
+
+    records: Mapping[str, TunedRecord]
+    elsewhere: Mapping[str, tuple[str, ...]]
+    damaged: Mapping[str, str]
+
+
+def load_records(root: Path, device: str) -> StoredRecords:
+    """Read what a folder of records has.
+
+    Args:
+        root: The folder; one that is not there has none.
+        device: Key of the device in question.
+
+    Returns:
+        Its records. One whose text names another device than its folder counts as damaged.
+    """
+    records: dict[str, TunedRecord] = {}
+    damaged: dict[str, str] = {}
+    elsewhere: dict[str, tuple[str, ...]] = {}
+    for file in sorted(root.glob("*/*.json")):
+        if file.parent.name != device:
+            elsewhere[file.stem] = (*elsewhere.get(file.stem, ()), file.parent.name)
+            continue
+        try:
+            record = from_json(file.read_text(encoding="utf-8"))
+        except (OSError, ValueError, TypeError) as error:
+            damaged[str(file)] = str(error)
+            continue
+        if (record.device, record.digest) != (device, file.stem):
+            damaged[str(file)] = f"it is of {record.digest} on {record.device}"
+            continue
+        records[record.digest] = record
+    return StoredRecords(records, elsewhere, damaged)
+
+
+def save_record(root: Path, record: TunedRecord) -> Path:
+    """Write a record, whatever was there of the same device and chain.
+
+    Raises:
+        UsageError: The folder cannot be written.
+    """
+    with _exclusive(root / record.device) as folder:
+        file = folder / f"{record.digest}.json"
+        write_file(file, to_json(record).encode())
+    return file
+
+
+def remove_record(root: Path, device: str, digest: str) -> None:
+    """Remove a record, if it is there."""
+    with _exclusive(root / device) as folder:
+        (folder / f"{digest}.json").unlink(missing_ok=True)
+
+
+def merge_records(root: Path, other: Path) -> tuple[TunedRecord, ...]:
+    """Take over the records of another folder, of all devices.
+
+    Of two records of one device and chain the one with the greater speed-up over its own baseline stays:
+    both times of a ratio were measured in turn, times of two jobs were not.
+
+    Args:
+        root: The folder that gets them.
+        other: The folder that has them.
+
+    Returns:
+        The records that were taken over.
+    """
+    taken = []
+    for folder in sorted(path for path in other.glob("*") if path.is_dir()):
+        here = load_records(root, folder.name).records
+        for record in load_records(other, folder.name).records.values():
+            own = here.get(record.digest)
+            if own is None or record.speedup > own.speedup:
+                save_record(root, record)
+                taken.append(record)
+    return tuple(taken)
+
+
+def prune_records(root: Path, device: str, least: float = 1.02) -> tuple[str, ...]:
+    """Remove what is of no use: damaged files, and records with a speed-up below ``least``.
+
+    Returns:
+        The names of the files that went away.
+    """
+    stored = load_records(root, device)
+    gone = [Path(file) for file in stored.damaged]
+    gone += [root / device / f"{r.digest}.json" for r in stored.records.values() if r.speedup < least]
+    if gone:
+        with _exclusive(root / device):
+            for file in gone:
+                file.unlink(missing_ok=True)
+    return tuple(file.name for file in gone)
+
+
+@contextmanager
+def _exclusive(folder: Path) -> Iterator[Path]:
+    """The folder, made if need be, with no other process writing to it."""
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder / _LOCK, os.O_RDWR | os.O_CREAT, 0o644)
+    except OSError as error:
+        raise UsageError(f"{folder}: records cannot be written: {error.strerror}") from error
+    try:
+        with locked(descriptor):
+            yield folder
+    finally:
+        os.close(descriptor)

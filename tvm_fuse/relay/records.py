@@ -1,0 +1,98 @@
+"""Which kernels of a model have a tuned record that can be used, and why others' cannot."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import tvm_fuse_schedules
+from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
+from tvm_fuse.core.tuning.records import TunedRecord, load_records
+from tvm_fuse.relay.record import PassRecord, record
+from tvm_fuse.relay.tune_tasks import KernelFunction, device_key_of, find_kernels, read_kernel_computation
+
+__all__ = ["NOT_TUNED", "RULE", "SHIPPED_RECORDS", "TunedKernels", "apply_records", "describe_records"]
+
+RULE = "tuned-record"
+
+#: The records that come with tvm-fuse; the folder need not be there.
+SHIPPED_RECORDS = Path(tvm_fuse_schedules.__file__).parent / "tuned"
+
+
+@dataclass(frozen=True)
+class TunedKernels:
+    """What records say about the kernels of a module.
+
+    Args:
+        target: The target string that they are for.
+        records: Those that are used.
+        decisions: One for each kernel that has a record, here or of another device, and for damaged files.
+    """
+
+    target: str = ""
+    records: tuple[TunedRecord, ...] = ()
+    decisions: tuple[Decision, ...] = field(default=(), repr=False)
+
+    def schedules_for(self, target: Any) -> Mapping[str, str]:
+        """Workload key -> schedule; none for any other target."""
+        return {one.workload_key: one.schedule for one in self.records} if str(target) == self.target else {}
+
+
+NOT_TUNED = TunedKernels()
+
+
+def apply_records(module: Any, target: Any, root: Path) -> TunedKernels:
+    """Look for records of a module's kernels.
+
+    Args:
+        module: What ``FuseChains`` returned for the target.
+        target: A ``tvm.target.Target``.
+        root: Folder of records, with a folder for each device.
+
+    Returns:
+        The records of this device whose kernels compute what they were tuned for. A record of another
+        device is not used: TVM would, since it compares kinds of targets only. ``last_report()`` has
+        the decisions as ``TunedRecords``.
+    """
+    device = device_key_of(target)
+    stored = load_records(root, device)
+    if not (stored.records or stored.elsewhere or stored.damaged):
+        return NOT_TUNED
+    decisions = [
+        declined(RULE, Path(file).name, Reason(Code.SCHEDULE_RECORD_DAMAGED, file, "a tuned record", problem))
+        for file, problem in stored.damaged.items()
+    ]
+    used = []
+    for kernel in find_kernels(module, target):
+        found = stored.records.get(kernel.digest)
+        others = stored.elsewhere.get(kernel.digest, ())
+        if found is None and others:
+            reason = Reason(Code.SCHEDULE_RECORD_DEVICE, kernel.name, device, ", ".join(others))
+            decisions.append(declined(RULE, kernel.name, reason))
+        if found is not None:
+            decisions.append(_decide(kernel, found, target))
+            used += [found] if decisions[-1].applied else []
+    count = sum(not decision.applied for decision in decisions)
+    summary = f"{len(used)} tuned records of {device} are used, {count} are not"
+    record(PassRecord("TunedRecords", summary, bool(used), tuple(decisions), tuple(used)))
+    return TunedKernels(str(target), tuple(used), tuple(decisions))
+
+
+def _decide(kernel: KernelFunction, found: TunedRecord, target: Any) -> Decision:
+    computation = read_kernel_computation(kernel.function, target)
+    key = "none" if computation is None else computation.workload_key
+    if key != found.workload_key:
+        reason = Reason(Code.SCHEDULE_RECORD_STALE, kernel.name, f"workload {found.workload_key}", key)
+        return declined(RULE, kernel.name, reason)
+    return applied(RULE, kernel.name, f"record {found.digest}: {found.speedup:.2f} x as fast when measured")
+
+
+def describe_records(tuned: TunedKernels) -> tuple[str, ...]:
+    """What a report says of the records: how many are used, and why each other one is not."""
+    lines = [str(decision) for decision in tuned.decisions if not decision.applied]
+    if tuned.records:
+        device = tuned.records[0].device
+        lines.insert(0, f"{len(tuned.records)} kernels have tuned schedules (records of {device})")
+    return tuple(lines)

@@ -51,7 +51,7 @@ def documented_options(command):
 
 
 @pytest.mark.parametrize(
-    "command", ["run", "plan", "explain", "ladder", "export", "fold", "manifest", "verify"]
+    "command", ["run", "plan", "explain", "ladder", "tune", "export", "fold", "manifest", "verify"]
 )
 def test_every_option_is_documented_and_there(command):
     options = {name for action in parsers()[command]._actions for name in action.option_strings}

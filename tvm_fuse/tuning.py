@@ -15,7 +15,7 @@ from tvm_fuse.core.cpu import read_cpu
 from tvm_fuse.core.errors import MissingDependency, ModelError, UsageError
 from tvm_fuse.core.inputs import make_inputs
 from tvm_fuse.core.parity import ParityReport, ToleranceChoice, compare
-from tvm_fuse.core.tuning.budget import Budget, scale_search
+from tvm_fuse.core.tuning.budget import Budget, SearchParameters, scale_search
 from tvm_fuse.core.tuning.job import Job, JobState, run_job
 from tvm_fuse.core.tuning.log import read_entries
 from tvm_fuse.core.tuning.records import TunedRecord, load_records, remove_record, save_record
@@ -25,13 +25,14 @@ from tvm_fuse.relay.build import Runner, build_fused, build_unfused, measure
 from tvm_fuse.relay.compat import find_tvm
 from tvm_fuse.relay.device import device_of
 from tvm_fuse.relay.fuse import FusedModel, FuseOptions, fuse_model
+from tvm_fuse.relay.kernel_functions import find_kernels
 from tvm_fuse.relay.load import RelayModel
 from tvm_fuse.relay.records import apply_records
 from tvm_fuse.relay.target import has_cuda_device, is_cuda, resolve_target
 from tvm_fuse.relay.tune_kernel import Remote
 from tvm_fuse.relay.tune_measure import KernelMeasurer
 from tvm_fuse.relay.tune_search import ScheduleSearch
-from tvm_fuse.relay.tune_tasks import TunedTask, device_key_of, find_kernels, find_tasks
+from tvm_fuse.relay.tune_tasks import TunedTask, device_key_of, find_tasks
 
 __all__ = ["NetworkScore", "TaskRow", "TuneOptions", "TuningReport", "select_tasks", "tune_model"]
 
@@ -53,6 +54,7 @@ class TuneOptions(FuseOptions):
         timeout_s: Seconds that one candidate may take, built and measured.
         tolerance: For the parity of the whole network.
         seed: Seed of the search and of the data.
+        search: How broadly to search; None: as suits this machine.
     """
 
     budget: Budget = field(default_factory=lambda: Budget(seconds=600.0))
@@ -64,6 +66,7 @@ class TuneOptions(FuseOptions):
     timeout_s: float = 30.0
     tolerance: ToleranceChoice = None
     seed: int = 0
+    search: SearchParameters | None = None
 
 
 @dataclass(frozen=True)
@@ -279,7 +282,7 @@ def _search(
     options: TuneOptions,
     observe: Callable[[JobState], None],
 ) -> JobState:
-    parameters = scale_search(read_cpu().cores)
+    parameters = options.search or scale_search(read_cpu().cores)
     file = options.into / device / _MODEL_FILE
     search = ScheduleSearch(tasks, target, parameters, model=file)
     with KernelMeasurer(

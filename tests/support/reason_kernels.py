@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 from unittest.mock import patch
 
 from tests.support.relay_graphs import Net, relay, tvm
 from tvm_fuse.core.reason import Code, Reason
+from tvm_fuse.core.tuning.records import TunedRecord, save_record
 from tvm_fuse.cuda.resources import KernelResources
-from tvm_fuse.relay import cuda_choice, partition_pass, registers
+from tvm_fuse.relay import cuda_choice, partition_pass, records, registers
 from tvm_fuse.relay.target import resolve_target
 
 __all__ = ["KERNELS"]
@@ -80,6 +83,27 @@ def _keep(target, found):
 
 
 #: Code -> what gives its reason.
+def _record(**changes):
+    """A record of a dense layer that cannot be used, in a folder that goes away."""
+
+    def reason():
+        target = resolve_target(_CUDA)
+        module = relay.transform.InferType()(tvm.IRModule.from_expr(_dense(8)))
+        kernel = records.find_kernels(module, target)[0]
+        with tempfile.TemporaryDirectory() as folder:
+            values = {"device": "cuda-sm_80", "workload_key": '["of another version"]', **changes}
+            made = TunedRecord(
+                kernel.digest, values["device"], "dense", (), values["workload_key"], "", 1, 2, 0, 0
+            )
+            file = save_record(Path(folder), made)
+            if "text" in changes:
+                file.write_text(changes["text"])
+            (decision,) = records.apply_records(module, target, Path(folder)).decisions
+        return decision.reason
+
+    return reason
+
+
 KERNELS: dict[Code, Callable[[], Reason]] = {
     Code.REGISTERS_SPILL: _cut(24, 0.5),
     Code.OCCUPANCY_DROPS: _cut(0, 0.19),
@@ -101,4 +125,7 @@ KERNELS: dict[Code, Callable[[], Reason]] = {
     ),
     Code.SCHEDULE_FEW_COLUMNS: _chosen(lambda: _dense(1)),
     Code.SCHEDULE_RESULT_BROADCAST: _broadcast,
+    Code.SCHEDULE_RECORD_DEVICE: _record(device="cuda-sm_90"),
+    Code.SCHEDULE_RECORD_STALE: _record(),
+    Code.SCHEDULE_RECORD_DAMAGED: _record(text="{}"),
 }

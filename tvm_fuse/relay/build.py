@@ -20,9 +20,10 @@ from tvm_fuse.core.errors import ToolFailed
 from tvm_fuse.cuda.source import read_kernels
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.cuda_hook import cuda_compilation
+from tvm_fuse.relay.kernel_functions import mark_kernels
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
 from tvm_fuse.relay.target import is_cuda
-from tvm_fuse.relay.tuned import TunedBuild, tuned_schedules
+from tvm_fuse.relay.tuned import TunedBuild, TunedSchedule, tuned_schedules
 
 __all__ = [
     "Artifact",
@@ -82,7 +83,10 @@ class Artifact:
 
 
 def build_fused(
-    module: Any, target: Any, instruments: Sequence[Any] = (), schedules: Mapping[str, str] | None = None
+    module: Any,
+    target: Any,
+    instruments: Sequence[Any] = (),
+    schedules: Mapping[str, TunedSchedule] | None = None,
 ) -> Artifact:
     """Build a module whose layouts are decided and whose chains are grouped.
 
@@ -90,7 +94,7 @@ def build_fused(
         module: What ``FuseChains`` returned for the same target.
         target: A ``tvm.target.Target``.
         instruments: Pass instruments that watch the build.
-        schedules: Workload key -> tuned schedule (``relay.tuned``); kernels without one get what they get
+        schedules: Digest of a chain -> tuned schedule (``relay.tuned``); other kernels get what they get
             without any.
 
     Returns:
@@ -102,8 +106,10 @@ def build_fused(
     """
     if not schedules:
         return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
-    with tuned_schedules(TunedBuild(schedules)) as tuned:
-        artifact = _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
+    marked = mark_kernels(module, target, schedules.keys())
+    texts = {one.workload_key: one.text for one in schedules.values()}
+    with tuned_schedules(TunedBuild(texts)) as tuned:
+        artifact = _build(marked, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
     tuned.check_used()
     return artifact
 

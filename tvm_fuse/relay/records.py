@@ -10,8 +10,10 @@ from typing import Any
 import tvm_fuse_schedules
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 from tvm_fuse.core.tuning.records import TunedRecord, load_records
+from tvm_fuse.relay.kernel_functions import KernelFunction, find_kernels
 from tvm_fuse.relay.record import PassRecord, record
-from tvm_fuse.relay.tune_tasks import KernelFunction, device_key_of, find_kernels, read_kernel_computation
+from tvm_fuse.relay.tune_tasks import device_key_of, read_kernel_computation
+from tvm_fuse.relay.tuned import TunedSchedule
 
 __all__ = ["NOT_TUNED", "RULE", "SHIPPED_RECORDS", "TunedKernels", "apply_records", "describe_records"]
 
@@ -35,9 +37,10 @@ class TunedKernels:
     records: tuple[TunedRecord, ...] = ()
     decisions: tuple[Decision, ...] = field(default=(), repr=False)
 
-    def schedules_for(self, target: Any) -> Mapping[str, str]:
-        """Workload key -> schedule; none for any other target."""
-        return {one.workload_key: one.schedule for one in self.records} if str(target) == self.target else {}
+    def schedules_for(self, target: Any) -> Mapping[str, TunedSchedule]:
+        """Digest -> schedule, for ``build_fused``; none for any other target."""
+        used = self.records if str(target) == self.target else ()
+        return {one.digest: TunedSchedule(one.workload_key, one.schedule) for one in used}
 
 
 NOT_TUNED = TunedKernels()

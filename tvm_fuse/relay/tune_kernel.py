@@ -25,6 +25,7 @@ from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_fused, build_unfused
 from tvm_fuse.relay.partition_pass import dissolve_groups
 from tvm_fuse.relay.target import is_cuda, resolve_target
+from tvm_fuse.relay.tuned import TunedSchedule
 
 __all__ = ["KernelSpec", "Remote", "compare_kernels", "measure_kernel", "write_reference"]
 
@@ -50,6 +51,7 @@ class KernelSpec:
         function: The primitive function, as TVM's JSON.
         target: Target string.
         host: String of its host, or empty.
+        digest: Of its chain.
         workload_key: Its computation.
         reference: The file with the reference's results.
         seed: Seed of its data.
@@ -60,6 +62,7 @@ class KernelSpec:
     function: str
     target: str
     host: str
+    digest: str
     workload_key: str
     reference: Path
     seed: int = 0
@@ -180,7 +183,7 @@ def compare_results(wanted: Array, got: Array) -> ParityRow:
 @contextmanager
 def _loaded(spec: KernelSpec, schedule: str | None) -> Iterator[_Kernel]:
     target = spec.load_target()
-    schedules = None if schedule is None else {spec.workload_key: schedule}
+    schedules = None if schedule is None else {spec.digest: TunedSchedule(spec.workload_key, schedule)}
     artifact = build_fused(spec.load_module(), target, schedules=schedules)
     name, order, shapes = _read_call(artifact.library.get_graph_json())
     data = _data(spec)

@@ -137,6 +137,7 @@ class KernelMeasurer:
                 function=tvm.ir.save_json(one.function),
                 target=without_host,
                 host=host,
+                digest=one.task.digest,
                 workload_key=one.task.workload_key,
                 reference=Path(self._scratch.name, f"{one.task.digest}.npz"),
                 seed=seed,

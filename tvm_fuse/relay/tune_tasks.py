@@ -1,12 +1,13 @@
-"""The kernels of a planned module, each once, as tasks to tune.
+"""The kernels of a planned module as tasks to tune: those that reduce something.
 
-They are taken from what is built: after folding, layouts and grouping, with TVM's own FuseOps for the rest,
-so that a computation has the same workload key when it is tuned and when it is built.
+They are the functions that are built (``kernel_functions``), so that a computation has the same workload key
+when it is tuned and when it is built.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -14,42 +15,19 @@ from tvm_fuse.core.cost import Parts, group_cost, time_s
 from tvm_fuse.core.cpu import read_cpu
 from tvm_fuse.core.graph import ANCHOR_KINDS, Graph, Kind
 from tvm_fuse.core.targets import Device
-from tvm_fuse.core.tuning.digest import chain_digest, describe_chain, device_key
+from tvm_fuse.core.tuning.digest import device_key
 from tvm_fuse.core.tuning.task import Task
-from tvm_fuse.relay.base import relay, tvm
-from tvm_fuse.relay.read import COMPOSITE_PREFIX, read_function
+from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.kernel_functions import KernelFunction, mark_function
 from tvm_fuse.relay.target import is_cuda
 from tvm_fuse.relay.tuned import Computation, TunedBuild, tuned_schedules
 
 __all__ = [
-    "KernelFunction",
     "TunedTask",
     "device_key_of",
-    "find_kernels",
     "find_tasks",
     "read_kernel_computation",
 ]
-
-
-@dataclass(frozen=True)
-class KernelFunction:
-    """A primitive function of a module.
-
-    Args:
-        digest: Of its chain.
-        name: For people.
-        chain: The lines that the digest was made of.
-        weight: How often ``main`` calls it.
-        function: The ``relay.Function``.
-        graph: Its graph.
-    """
-
-    digest: str
-    name: str
-    chain: tuple[str, ...]
-    weight: int
-    function: Any = field(compare=False, repr=False)
-    graph: Graph = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True)
@@ -78,77 +56,22 @@ def device_key_of(target: Any) -> str:
     return device_key(kind, name, facts.cores if name == facts.name else 0)
 
 
-def find_kernels(module: Any, target: Any) -> tuple[KernelFunction, ...]:
-    """The primitive functions of a module, each once.
-
-    Args:
-        module: What ``FuseChains`` returned.
-        target: Its target.
-
-    Returns:
-        One for each chain, in the order of their first calls.
-    """
-    with target, tvm.transform.PassContext(opt_level=3):
-        infer = relay.transform.InferType()
-        fused = infer(relay.transform.FuseOps()(infer(module)))
-    found: dict[str, KernelFunction] = {}
-    for call in _calls(fused["main"]):
-        kernel = _read_kernel(call.op)
-        before = found.get(kernel.digest)
-        weight = 1 if before is None else before.weight + 1
-        found[kernel.digest] = KernelFunction(
-            kernel.digest, kernel.name, kernel.chain, weight, kernel.function, kernel.graph
-        )
-    return tuple(found.values())
-
-
-def _calls(main: Any) -> list[Any]:
-    found: list[Any] = []
-    relay.analysis.post_order_visit(main, found.append)
-    return [expr for expr in found if isinstance(expr, relay.Call) and _is_primitive(expr.op)]
-
-
-def _is_primitive(callee: Any) -> bool:
-    is_function = isinstance(callee, relay.Function)
-    return is_function and callee.attrs is not None and "Primitive" in callee.attrs
-
-
-def _read_kernel(function: Any) -> KernelFunction:
-    read = read_function(function)
-    attributes = {
-        node.id: _write_attributes(read.expressions[node.id].attrs)
-        for node in read.graph.nodes
-        if node.attrs is None and isinstance(read.expressions[node.id], relay.Call)
-    }
-    chain = describe_chain(read.graph, attributes)
-    name = str(function.attrs["Composite"]) if "Composite" in function.attrs else ""
-    if not name.startswith(COMPOSITE_PREFIX):
-        operators = (node.op for node in read.graph.nodes if node.kind not in (Kind.INPUT, Kind.CONSTANT))
-        name = "_".join(operator.rpartition(".")[2] for operator in operators)
-    else:
-        name = name[len(COMPOSITE_PREFIX) :]
-    return KernelFunction(chain_digest(chain), name, chain, 1, function, read.graph)
-
-
-def _write_attributes(attributes: Any) -> str:
-    """Attributes as text, the same in every process."""
-    if attributes is None or not hasattr(attributes, "keys"):
-        return ""
-    return ", ".join(f"{key}={attributes[key]}" for key in sorted(map(str, attributes.keys())))
-
-
 def read_kernel_computation(function: Any, target: Any) -> Computation | None:
-    """What a kernel computes when it is built for a target; None where AutoScheduler cannot express it.
+    """What is tuned of a kernel: the computation that it has when it is built with a record.
 
     Args:
         function: A primitive function.
         target: A ``tvm.target.Target``.
+
+    Returns:
+        The computation; None where TVM or AutoScheduler cannot express it, as with dynamic shapes.
     """
     compiler = tvm.relay.backend.te_compiler.get()
     compiler.clear()  # what it has built before it would not schedule again
     context = tvm.transform.PassContext(opt_level=3, config={"tir.disable_assert": True})
-    with tuned_schedules(TunedBuild()) as build, target, context:
-        compiler.lower(function, target)
+    marked = mark_function(function)
+    with tuned_schedules(TunedBuild()) as build, target, context, suppress(RuntimeError):
+        compiler.lower(marked, target)  # a TVMError comes as a RuntimeError
     compiler.clear()
     return next(iter(build.seen.values()), None)
 

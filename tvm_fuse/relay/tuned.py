@@ -1,16 +1,19 @@
 """Tuned schedules in a build: each kernel that has one gets it, all others what they get without.
 
 Relay asks an operator's strategy for a computation, and later for the schedule of the whole kernel. Inside
-``tuned_schedules`` the second question is ours first: a kernel whose computation has a tuned schedule gets
-that, any other its own. TVM's ``relay.backend.use_auto_scheduler`` would ask as well, but it also makes the
-strategies choose other computations, so that a kernel without a record would become a slower one; and its
-layout rewrite takes the groups of a plan apart, and breaks grouped convolutions. Layouts are decided before
-chains are grouped (``layout_pass``), once, and are not touched by tuning.
+``tuned_schedules`` a marked kernel (``kernel_functions``) gets the computation of TVM's own strategy and its
+tuned schedule; nothing changes for any other.
+
+TVM's ``relay.backend.use_auto_scheduler`` would ask as well, but it makes the strategies choose other
+computations for all kernels, so that one without a record would become slower; and its layout rewrite takes
+the groups of a plan apart, and breaks grouped convolutions. Layouts are decided before chains are grouped
+(``layout_pass``), once, and are not touched by tuning.
 """
 
 from __future__ import annotations
 
 import importlib
+import json
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -18,8 +21,19 @@ from typing import Any
 
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.relay.base import relay, tvm
+from tvm_fuse.relay.cpu_target import TARGET_KEY
+from tvm_fuse.relay.cuda_strategy import CUDA_KEY
+from tvm_fuse.relay.kernel_functions import is_marked
 
-__all__ = ["Computation", "TunedBuild", "load_state", "tuned_schedules"]
+__all__ = ["Computation", "TunedBuild", "TunedSchedule", "load_state", "tuned_schedules"]
+
+
+@dataclass(frozen=True)
+class TunedSchedule:
+    """A schedule, as text of AutoScheduler, and the key of the computation that it is for."""
+
+    workload_key: str
+    text: str
 
 
 @dataclass(frozen=True)
@@ -45,7 +59,7 @@ class TunedBuild:
 
     Args:
         schedules: Workload key -> text of the schedule.
-        seen: Workload key -> computation, of every kernel that was built.
+        seen: Workload key -> computation, of every marked kernel that was built.
         used: Keys whose schedule was used.
     """
 
@@ -82,8 +96,13 @@ def tuned_schedules(build: TunedBuild) -> Iterator[TunedBuild]:
     compiler: Any = importlib.import_module("tvm.relay.backend.te_compiler")
     select = compiler.select_implementation
 
-    def select_ours(*args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        implementation, outputs = select(*args, **kwargs)
+    def select_ours(
+        op: Any, attrs: Any, inputs: Any, out_type: Any, target: Any, *rest: Any, **options: Any
+    ) -> tuple[Any, Any]:
+        if not is_marked(inputs):
+            return select(op, attrs, inputs, out_type, target, *rest, **options)
+        plain = _without_our_keys(target)
+        implementation, outputs = select(op, attrs, inputs, out_type, plain, *rest, **options)
         return _with_schedule(implementation, build), outputs
 
     compiler.select_implementation = select_ours
@@ -91,6 +110,12 @@ def tuned_schedules(build: TunedBuild) -> Iterator[TunedBuild]:
         yield build
     finally:
         compiler.select_implementation = select
+
+
+def _without_our_keys(target: Any) -> Any:
+    description = dict(target.export())
+    description["keys"] = [key for key in description["keys"] if str(key) not in (TARGET_KEY, CUDA_KEY)]
+    return tvm.target.Target(description)
 
 
 def _with_schedule(implementation: Any, build: TunedBuild) -> Any:
@@ -133,6 +158,10 @@ def load_state(text: str) -> Any:
         ValueError: It is none.
     """
     try:
+        entry = json.loads(text)
+        task, _ = entry["i"]  # TVM takes what has another form for an empty schedule
+        if not (isinstance(entry["r"], list) and json.loads(task[0])):
+            raise ValueError
         return tvm.auto_scheduler.measure_record.load_record_from_string(text)[0].state
-    except tvm.TVMError as error:
+    except (ValueError, TypeError, KeyError, IndexError, tvm.TVMError) as error:
         raise ValueError(f"no schedule of AutoScheduler: {text[:80]!r}") from error

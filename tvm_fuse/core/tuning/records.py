@@ -88,8 +88,9 @@ def from_json(text: str) -> TunedRecord:
         ValueError: It is no record, or damaged.
     """
     document = json.loads(text)
-    if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-        raise ValueError(f"wanted a tuned record with schema {SCHEMA}")
+    schema = document.get("schema") if isinstance(document, dict) else None
+    if schema != SCHEMA:
+        raise ValueError(f"schema {schema}, not {SCHEMA}")
     missing = [entry.name for entry in fields(TunedRecord) if entry.name not in document]
     if missing:
         raise ValueError(f"{', '.join(missing)} is missing")

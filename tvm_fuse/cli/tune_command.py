@@ -30,6 +30,7 @@ def run_tune(args: argparse.Namespace) -> int:
         raise UsageError("--rpc HOST:PORT and --key KEY go together: give both or none")
     steering = read_steering(args)
     check_folder(args.records, "--records")
+    args.records.mkdir(parents=True, exist_ok=True)
     budget = Budget(args.trials, args.time if args.time or args.trials else _DEFAULT_S)
     with show_progress("loading TVM"):
         from tvm_fuse.relay.load import load_model

@@ -56,7 +56,8 @@ import sys
 from pathlib import Path
 from tvm_fuse.core.tuning.log import append_entries
 for index in range(50):
-    append_entries(Path(sys.argv[1]), [{"who": sys.argv[2], "index": index, "part": part} for part in range(8)])
+    entries = [{"who": sys.argv[2], "index": index, "part": part} for part in range(8)]
+    append_entries(Path(sys.argv[1]), entries)
 """
 
 

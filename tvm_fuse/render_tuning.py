@@ -56,7 +56,7 @@ def _lines(report: TuningReport) -> Iterator[str]:
     if report.written:
         yield f"wrote {len(report.written)} records"
     if report.removed:
-        yield f"removed {len(report.removed)} records that are no longer faster"
+        yield f"removed {len(report.removed)} records that are damaged or no longer faster"
     yield from _score(report)
 
 
@@ -77,6 +77,8 @@ def _findings(rows: Iterable[TaskRow]) -> Iterator[str]:
     for row in rows:
         if row.baseline_s is None and row.stopped:
             yield f"{row.name}: {row.stopped[:_ERROR]}"
+        if row.comparison_error:
+            yield f"{row.name}: the comparison with the kernel now failed: {row.comparison_error[:_ERROR]}"
 
 
 def _score(report: TuningReport) -> Iterator[str]:

@@ -18,7 +18,13 @@ from tvm_fuse.core.parity import ParityReport, ToleranceChoice, compare
 from tvm_fuse.core.tuning.budget import Budget, SearchParameters, scale_search
 from tvm_fuse.core.tuning.job import Job, JobState, run_job
 from tvm_fuse.core.tuning.log import read_entries
-from tvm_fuse.core.tuning.records import TunedRecord, load_records, remove_record, save_record
+from tvm_fuse.core.tuning.records import (
+    TunedRecord,
+    load_records,
+    prune_records,
+    remove_record,
+    save_record,
+)
 from tvm_fuse.core.tuning.task import Task, TaskState
 from tvm_fuse.progress import Progress, quietly
 from tvm_fuse.relay.build import Runner, build_fused, build_unfused, measure
@@ -89,6 +95,7 @@ class TaskRow:
         is_accepted: Whether that is more than noise, so that a record was written.
         stopped: Why its search ended early; empty where it did not.
         first_error: The first failure.
+        comparison_error: Why the comparison with the kernel of the build failed; empty where it did not.
     """
 
     digest: str
@@ -105,6 +112,7 @@ class TaskRow:
     is_accepted: bool
     stopped: str
     first_error: str
+    comparison_error: str = ""
 
 
 @dataclass(frozen=True)
@@ -143,7 +151,7 @@ class TuningReport:
         seconds: Seconds of this run.
         is_interrupted: Whether Ctrl-C ended it.
         written: Files of the accepted records.
-        removed: Digests of records that are no longer faster.
+        removed: Digests of records that are no longer faster, and names of damaged files that were removed.
         score: The whole network; None where it cannot run here, or no record is used.
     """
 
@@ -166,9 +174,9 @@ class TuningReport:
 
     @property
     def is_failure(self) -> bool:
-        """Whether candidates were measured and none of them works."""
-        tried = [row for row in self.tasks if row.trials]
-        return bool(tried) and len(self.failed) == len(tried)
+        """Whether nothing works that was tried: no candidate, or not even the kernels of the build."""
+        tried = [row for row in self.tasks if row.trials or row.baseline_s is None]
+        return not self.is_interrupted and bool(tried) and all(row.best_s is None for row in tried)
 
 
 def tune_model(
@@ -332,6 +340,8 @@ def _keep(
         elif _is_outdated(one, state):
             remove_record(options.into, device, one.task.digest)
             removed.append(one.task.digest)
+    if not state.is_interrupted:
+        removed += prune_records(options.into, device)
     return tuple(written), tuple(removed)
 
 
@@ -396,4 +406,5 @@ def _row(one: TaskState, state: JobState) -> TaskRow:
         is_accepted=one.task.digest in state.accepted,
         stopped=one.stopped,
         first_error=one.first_error,
+        comparison_error=compared[1].error if compared else "",
     )

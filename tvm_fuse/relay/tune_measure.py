@@ -28,9 +28,14 @@ _SLOW_STEPS = 4.0
 
 
 class Worker:
-    """One process of ``tune_worker``; it is started when it is first asked, and again when it died."""
+    """One process of ``tune_worker``; it is started when it is first asked, and again when it died.
 
-    def __init__(self) -> None:
+    Args:
+        module: What the process runs.
+    """
+
+    def __init__(self, module: str = "tvm_fuse.relay.tune_worker") -> None:
+        self._module = module
         self._process: subprocess.Popen[bytes] | None = None
 
     def ask(self, function: str, *arguments: Any, timeout_s: float) -> Answer:
@@ -56,7 +61,9 @@ class Worker:
             raise
 
     def _start(self) -> subprocess.Popen[bytes]:
-        if self._process is None or self._process.poll() is not None:
+        if self._process is not None and self._process.poll() is not None:
+            self.close()
+        if self._process is None:
             root = str(Path(tvm_fuse.__file__).parents[1])
             paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
             environment = {
@@ -65,7 +72,7 @@ class Worker:
                 "OPENBLAS_NUM_THREADS": "1",  # threads that a fork would lose
             }
             self._process = subprocess.Popen(
-                [sys.executable, "-W", "ignore", "-m", "tvm_fuse.relay.tune_worker"],
+                [sys.executable, "-W", "ignore", "-m", self._module],
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=subprocess.DEVNULL,
@@ -167,8 +174,15 @@ class KernelMeasurer:
         """Candidates; on as many devices at once as there are."""
         if len(self._workers) == 1:
             return [self._measure(task, schedule, self._timeout_s) for schedule in schedules]
+        self._ready(task)  # once, before all of them need it
         with ThreadPoolExecutor(len(self._workers)) as pool:
-            return list(pool.map(lambda one: self._measure(task, one, self._timeout_s), schedules))
+            waiting = [pool.submit(self._measure, task, one, self._timeout_s) for one in schedules]
+            try:
+                return [future.result() for future in waiting]
+            except BaseException:  # Ctrl-C: what has not begun does not begin
+                for future in waiting:
+                    future.cancel()
+                raise
 
     def compare(self, task: Task, schedule: str) -> Comparison:
         """A candidate and the kernel of the build, in turn."""

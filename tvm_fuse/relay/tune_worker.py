@@ -16,11 +16,16 @@ import signal
 import struct
 import sys
 import time
+from collections.abc import Mapping
+from contextlib import suppress
 from typing import Any, BinaryIO, Callable
 
 __all__ = ["Answer", "Request", "main", "read_message", "write_message"]
 
 _LENGTH = struct.Struct(">Q")
+
+#: Seconds that a child may take to end, once it has answered.
+_EXIT_S = 1.0
 
 #: Name of the function, its arguments, and the seconds that it may take.
 Request = tuple[str, tuple[Any, ...], float]
@@ -48,12 +53,16 @@ def read_message(stream: BinaryIO) -> Any:
     return pickle.loads(data)
 
 
-def main() -> None:
-    """Answer requests until standard input ends."""
+def main(functions: Mapping[str, Callable[..., Any]] | None = None) -> None:
+    """Answer requests until standard input ends.
+
+    Args:
+        functions: What can be asked for, by name; None: what ``tune_kernel`` has.
+    """
     requests = sys.stdin.buffer
     answers = os.fdopen(os.dup(1), "wb")
     os.dup2(2, 1)  # what TVM prints is no answer
-    functions = _load_functions()
+    functions = _load_functions() if functions is None else functions
     while True:
         try:
             name, arguments, timeout_s = read_message(requests)
@@ -79,22 +88,38 @@ def _run_in_child(function: Callable[..., Any], arguments: tuple[Any, ...], time
     receive, send = os.pipe()
     child = os.fork()
     if child == 0:
+        os.setpgid(0, 0)  # with the compilers that it starts
         os.close(receive)
         _answer_and_exit(function, arguments, send)
     os.close(send)
+    data, is_late, is_done = b"", False, False
     try:
         with os.fdopen(receive, "rb") as stream:
             data, is_late = _read_until(receive, stream, time.monotonic() + timeout_s)
-    finally:
-        # Also when this process is told to end, so that no child outlives it.
-        os.kill(child, signal.SIGKILL)
-        status = os.waitpid(child, 0)[1]
+        is_done = not is_late
+    finally:  # also when this process is told to end, so that no child outlives it
+        status = _end(child, _EXIT_S if is_done else 0.0)
     if data:
         return pickle.loads(data)  # type: ignore[no-any-return]
     if is_late:
         return None, f"no result within {timeout_s:g} s"
     ending = os.WTERMSIG(status) if os.WIFSIGNALED(status) else 0
-    return None, f"the process died: {signal.Signals(ending).name if ending else f'status {status}'}"
+    how = signal.Signals(ending).name if ending else f"exit code {os.WEXITSTATUS(status)}"
+    return None, f"the process died: {how}"
+
+
+def _end(child: int, patience_s: float) -> int:
+    """Wait so long for a child to end by itself, then kill it; its status."""
+    end = time.monotonic() + patience_s
+    while time.monotonic() < end:
+        found, status = os.waitpid(child, os.WNOHANG)
+        if found:
+            return status
+        time.sleep(0.001)
+    with suppress(ProcessLookupError):  # before it had a group of its own
+        os.killpg(child, signal.SIGKILL)
+    os.kill(child, signal.SIGKILL)
+    return os.waitpid(child, 0)[1]
 
 
 def _read_until(descriptor: int, stream: BinaryIO, deadline: float) -> tuple[bytes, bool]:
@@ -114,12 +139,12 @@ def _answer_and_exit(function: Callable[..., Any], arguments: tuple[Any, ...], s
     status = 0
     try:
         try:
-            answer: Answer = (function(*arguments), "")
+            answer = pickle.dumps((function(*arguments), ""))
         except Exception as error:  # whatever it is: the candidate failed
             lines = [line.strip() for line in str(error).splitlines() if line.strip()]
-            answer = (None, f"{type(error).__name__}: {lines[-1] if lines else ''}")
+            answer = pickle.dumps((None, f"{type(error).__name__}: {lines[-1] if lines else ''}"))
         with os.fdopen(send, "wb") as stream:
-            stream.write(pickle.dumps(answer))
+            stream.write(answer)
     except BaseException:
         status = 1
     finally:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import queue
+import socket
 import subprocess
 import sys
 import tempfile
@@ -25,6 +26,7 @@ __all__ = ["KernelMeasurer", "Worker", "count_servers"]
 
 #: What building a kernel twice, running and comparing it may take more than one candidate.
 _SLOW_STEPS = 4.0
+_CONNECT_S = 10.0
 
 
 class Worker:
@@ -98,6 +100,8 @@ def count_servers(remote: Remote) -> int:
     """
     place = f"{remote.host}:{remote.port}"
     try:
+        # TVM's own connection tries again for a minute.
+        socket.create_connection((remote.host, remote.port), timeout=_CONNECT_S).close()
         summary = tvm.rpc.connect_tracker(remote.host, remote.port).summary()
     except (RuntimeError, OSError, tvm.TVMError) as error:
         raise MissingDependency(

@@ -1,4 +1,4 @@
-"""TVM's tracker and server, each one process: ``python -m tests.support.rpc tracker``, or ``server PORT KEY``.
+"""TVM's tracker and server as processes: ``python -m tests.support.rpc tracker``, or ``server PORT KEY``.
 
 ``python -m tvm.exec.rpc_tracker`` does the same where TVM can be imported by that name. The port is printed.
 """

@@ -30,6 +30,8 @@ def run_tune(args: argparse.Namespace) -> int:
         raise UsageError("--rpc HOST:PORT and --key KEY go together: give both or none")
     steering = read_steering(args)
     check_folder(args.records, "--records")
+    if args.merge is not None and not args.merge.is_dir():
+        raise UsageError(f"--merge {args.merge}: wanted a folder of records, which is not there")
     args.records.mkdir(parents=True, exist_ok=True)
     budget = Budget(args.trials, args.time if args.time or args.trials else _DEFAULT_S)
     with show_progress("loading TVM"):

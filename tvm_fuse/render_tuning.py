@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from tvm_fuse.core.tuning.job import JobState
+from tvm_fuse.core.tuning.job import JobState, Phase
 from tvm_fuse.report import quartiles
-from tvm_fuse.tuning import TaskRow, TuningReport
+from tvm_fuse.tuning_report import TaskRow, TuningReport
 
 __all__ = ["render_line", "render_tasks", "render_tuning"]
 
@@ -28,14 +28,22 @@ def render_tasks(state: JobState) -> str:
 
 
 def render_line(state: JobState, remaining_s: float | None) -> str:
-    """How far a search is: trials, time, the network at its best, the task just measured."""
+    """How far a job is: trials, time, the network at its best, the task just measured."""
+    current = next((one for one in state.tasks if one.task == state.current), None)
+    name = "" if current is None else _short(current.task.name)
+    if state.phase is Phase.TIMING:
+        done = sum(one.baseline_s is not None or bool(one.stopped) for one in state.tasks)
+        return f"timing the kernels as they are: {done} of {len(state.tasks)}; {name}"
+    if state.phase is Phase.COMPARING:
+        found = state.compared.get(state.current.digest) if state.current else None
+        faster = f"{found[1].baseline_s / found[1].cost_s:.2f} x" if found and found[1].cost_s else "failed"
+        return f"measuring the best in turn with the kernels as they are: {name} {faster}"
     left = "" if remaining_s is None else f", {_time(remaining_s)} to go"
     line = f"{state.trials} trials, {_time(state.seconds)}{left}; network {state.network_s * 1e3:.3f} ms"
-    current = next((one for one in state.tasks if one.task == state.current), None)
-    if current is None:
+    if current is None or not state.done:
         return line
     best = current.best.cost_s if current.best else None
-    return f"{line}; {_short(current.task.name)} {_us(current.baseline_s)} us, tuned {_us(best)} us"
+    return f"{line}; {name} {_us(current.baseline_s)} us, tuned {_us(best)} us"
 
 
 def render_tuning(report: TuningReport) -> str:

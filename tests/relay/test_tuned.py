@@ -8,6 +8,7 @@ import pytest
 
 from tests.support.lazy import Lazy
 from tests.support.relay_graphs import Net, feeds, relay
+from tvm_fuse.core.cpu import read_cpu
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.parity import compare
 from tvm_fuse.core.reason import Code
@@ -129,6 +130,22 @@ def test_a_schedule_that_belongs_to_no_kernel_is_an_error_that_shows_both_keys(f
 def test_what_is_no_schedule_is_refused(text):
     with pytest.raises(ValueError, match="no schedule of AutoScheduler"):
         tuned.load_state(text)
+
+
+@pytest.mark.parametrize(
+    ("target", "device"),
+    [
+        ("cuda -arch=sm_90", "cuda-sm_90"),
+        ("llvm -mcpu=atom", "llvm-atom"),
+        ("llvm -mcpu=atom -num-cores=4", "llvm-atom-4cores"),
+    ],
+)
+def test_device_keys(target, device):
+    assert tasks.device_key_of(targets.resolve_target(target)) == device
+
+
+def test_the_key_of_this_machine_has_its_cores():
+    assert tasks.device_key_of(targets.resolve_target("llvm")).endswith(f"-{read_cpu().cores}cores")
 
 
 # --- records ---------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ from tvm_fuse.cli.steering import check_folder, read_epsilons, read_steering
 from tvm_fuse.core.errors import ParityFailed, ToolFailed, UsageError
 from tvm_fuse.core.parity import GivenTolerance
 from tvm_fuse.core.tuning.budget import Budget
-from tvm_fuse.core.tuning.job import JobState
+from tvm_fuse.core.tuning.job import JobState, Phase
 from tvm_fuse.core.tuning.records import merge_records
 
 __all__ = ["COMMANDS", "run_tune"]
@@ -81,12 +81,12 @@ class _Live:
     def __call__(self, state: JobState) -> None:
         from tvm_fuse.render_tuning import render_line, render_tasks
 
-        is_timed = all(one.baseline_s or one.stopped for one in state.tasks)
-        if is_timed and not self._is_listed:
+        if state.phase is not Phase.TIMING and not self._is_listed:
             self._is_listed = True
             self._write(render_tasks(state), "\n")
-        if state.current is not None and state.done:
-            remaining = self._budget.remaining_s(state.trials, state.done, state.seconds)
+        remaining = self._budget.remaining_s(state.trials, state.done, state.seconds)
+        is_worth_a_line = self._stream.isatty() or (state.phase is Phase.SEARCHING and state.done)
+        if is_worth_a_line:
             self._write(render_line(state, remaining), "\r" if self._stream.isatty() else "\n")
 
     def _write(self, text: str, end: str) -> None:

@@ -30,7 +30,7 @@ from tvm_fuse.relay.tuned import TunedSchedule
 __all__ = ["KernelSpec", "Remote", "compare_kernels", "measure_kernel", "write_reference"]
 
 _TURNS = 7  # measurements of each kernel when two are compared
-_TIMES = 3  # measurements of the kernel of the build
+_REPEATS = 3  # of which the least counts
 _OUTPUT = "output"
 
 
@@ -66,7 +66,7 @@ class KernelSpec:
     workload_key: str
     reference: Path
     seed: int = 0
-    repeat_ms: int = 20
+    repeat_ms: int = 10
     remote: Remote | None = None
 
     def load_target(self) -> Any:
@@ -115,8 +115,7 @@ def measure_kernel(spec: KernelSpec, schedule: str | None) -> tuple[float, Parit
     """
     with _loaded(spec, schedule) as kernel:
         row = kernel.check()
-        times = [kernel.time_once() for _ in range(1 if schedule else _TIMES)]
-        return statistics.median(times), row
+        return kernel.time_once(), row
 
 
 def compare_kernels(spec: KernelSpec, schedule: str) -> tuple[float, float]:
@@ -164,11 +163,11 @@ class _Kernel:
         return max(rows, key=lambda row: row.needed)
 
     def time_once(self) -> float:
-        """Seconds of a call."""
+        """Seconds of a call: the least of a few measurements, since other processes can only add to it."""
         evaluator = self.module.time_evaluator(
-            self.function, self.device, number=1, repeat=1, min_repeat_ms=self.spec.repeat_ms
+            self.function, self.device, number=1, repeat=_REPEATS, min_repeat_ms=self.spec.repeat_ms
         )
-        return float(evaluator(*self.operands, *self.results).mean)
+        return float(min(evaluator(*self.operands, *self.results).results))
 
 
 def compare_results(wanted: Array, got: Array) -> ParityRow:

@@ -135,7 +135,7 @@ class KernelMeasurer:
         target: Any,
         *,
         timeout_s: float = 30.0,
-        repeat_ms: int = 20,
+        repeat_ms: int = 10,
         remote: Remote | None = None,
         seed: int = 0,
     ) -> None:

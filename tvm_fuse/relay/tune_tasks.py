@@ -46,14 +46,16 @@ def device_key_of(target: Any) -> str:
         target: A ``tvm.target.Target``.
 
     Returns:
-        The architecture of a GPU; the LLVM name of a CPU, with its cores where it is this machine's.
+        The architecture of a GPU; the LLVM name of a CPU and its cores: what the target says, or this
+        machine's where it is this machine's CPU.
     """
     kind = str(target.kind.name)
     if is_cuda(target):
         return device_key(kind, str(target.arch))
     name = str(target.attrs.get("mcpu", "") or target.attrs.get("mtriple", ""))
     facts = read_cpu()
-    return device_key(kind, name, facts.cores if name == facts.name else 0)
+    cores = int(target.attrs.get("num-cores", 0)) or (facts.cores if name == facts.name else 0)
+    return device_key(kind, name, cores)
 
 
 def read_kernel_computation(function: Any, target: Any) -> Computation | None:

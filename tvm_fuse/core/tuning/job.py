@@ -11,6 +11,7 @@ import hashlib
 import time
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from enum import Enum
 from pathlib import Path
 from typing import Any, Callable, Protocol
 
@@ -19,7 +20,7 @@ from tvm_fuse.core.tuning.budget import Budget
 from tvm_fuse.core.tuning.log import append_entries, read_entries
 from tvm_fuse.core.tuning.task import Measurement, Task, TaskState, choose_task
 
-__all__ = ["Comparison", "Job", "JobState", "Measurer", "Searcher", "run_job"]
+__all__ = ["Comparison", "Job", "JobState", "Measurer", "Phase", "Searcher", "run_job"]
 
 _SCHEMA = {"name": "tvm-fuse/tuning-log", "version": 1}
 
@@ -43,6 +44,16 @@ class Comparison:
     def is_faster(self) -> bool:
         """Whether the candidate is faster by more than noise."""
         return not self.error and self.cost_s <= _FASTER * self.baseline_s
+
+
+class Phase(str, Enum):
+    """What a job is doing."""
+
+    #: Timing the kernels that are built without tuning.
+    TIMING = "timing"
+    SEARCHING = "searching"
+    #: Measuring the best candidates in turn with the kernels of the build.
+    COMPARING = "comparing"
 
 
 class Searcher(Protocol):
@@ -77,7 +88,8 @@ class JobState:
         seconds: Seconds of searching in this run.
         done: Candidates measured in this run.
         is_interrupted: Whether Ctrl-C ended the search.
-        current: The task of the round in flight.
+        phase: What is going on.
+        current: The task that was measured last.
         compared: Digest -> the last candidate that was compared with the kernel of the build, since it
             seemed faster, and the comparison.
     """
@@ -86,6 +98,7 @@ class JobState:
     seconds: float = 0.0
     done: int = 0
     is_interrupted: bool = False
+    phase: Phase = Phase.TIMING
     current: Task | None = None
     compared: dict[str, tuple[Measurement, Comparison]] = field(default_factory=dict)
 
@@ -153,6 +166,8 @@ def run_job(job: Job) -> JobState:
     try:
         for one in state.tasks:
             _measure_baseline(job, state, one)
+        state.phase = Phase.SEARCHING
+        job.observe(state)
         while not job.budget.is_spent(state.trials, job.clock() - start):
             chosen = choose_task(state.tasks)
             if chosen is None:
@@ -162,7 +177,7 @@ def run_job(job: Job) -> JobState:
             job.observe(state)
     except KeyboardInterrupt:
         state.is_interrupted = True
-    state.seconds, state.current = job.clock() - start, None
+    state.seconds, state.phase = job.clock() - start, Phase.COMPARING
     try:
         _accept(job, state)
     except KeyboardInterrupt:
@@ -222,7 +237,8 @@ def _accept(job: Job, state: JobState) -> None:
     for one in state.tasks:
         for candidate in one.faster[:_FINALISTS]:
             found = job.measurer.compare(one.task, candidate.schedule)
-            state.compared[one.task.digest] = (candidate, found)
+            state.compared[one.task.digest], state.current = (candidate, found), one.task
+            job.observe(state)
             if found.is_faster:
                 break
 

@@ -2,13 +2,18 @@
 
 from __future__ import annotations
 
+import sys
+
 import pytest
 
 from tests.relay.test_tuned import SEARCH, found, fused  # noqa: F401  (fixtures)
 from tests.support.lazy import Lazy
+from tests.support.relay_graphs import CUDA, tvm
+from tvm_fuse.core.errors import MissingDependency
 from tvm_fuse.core.tuning.task import Measurement
 
 search = Lazy("tvm_fuse.relay.tune_search")
+targets = Lazy("tvm_fuse.relay.target")
 
 pytestmark = pytest.mark.relay
 
@@ -63,3 +68,20 @@ def test_a_model_is_kept_for_the_next_job_once_it_has_learned(make, found, tmp_p
     assert list(make(model=file).propose(task, 4, (), 5)) == list(proposed)
     file.write_bytes(b"no model")
     assert list(make(model=file).propose(task, 4, (), 5)) == list(make().propose(task, 4, (), 5))
+
+
+def test_without_xgboost_the_error_says_what_to_install(make, monkeypatch):
+    monkeypatch.setitem(sys.modules, "xgboost", None)
+    model = tvm.auto_scheduler.cost_model.xgb_model
+    monkeypatch.setattr(model, "xgb", None)
+    with pytest.raises(MissingDependency, match="tuning needs XGBoost") as caught:
+        make()
+    assert 'pip install "tvm-fuse[tune]"' in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("target", "cores"), [("llvm -mcpu=atom -num-cores=7", 7), ("llvm -mcpu=atom", None), (CUDA, None)]
+)
+def test_the_search_knows_the_cores_of_a_board(target, cores):
+    hardware = search._hardware_of(targets.resolve_target(target))
+    assert (hardware.num_cores if hardware else None) == cores

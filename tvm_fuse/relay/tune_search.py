@@ -26,6 +26,7 @@ __all__ = ["ScheduleSearch"]
 
 _FAILED_COST_S = 1e10  # as TVM's own measurements have it
 _FAILED = 4  # MeasureErrorNo: any but 0 will do
+_VECTOR_BYTES, _CACHE_LINE_BYTES = 64, 64  # what AutoScheduler takes for every CPU
 #: Of the candidates that evolution starts from, and of those of a round, so many come from what was measured,
 #: and from chance.
 _FROM_MEASURED, _FROM_CHANCE = 0.2, 0.05
@@ -40,7 +41,7 @@ class ScheduleSearch:
         tasks: The tasks.
         target: Their target.
         parameters: How broadly to search.
-        hardware: ``HardwareParams`` of TVM; None for those of this machine.
+        hardware: ``HardwareParams`` of TVM; None: cores as the target says, else those of this machine.
         model: A file with a cost model of an earlier job, used until this one has measured enough.
     """
 
@@ -67,7 +68,7 @@ class ScheduleSearch:
             self._tasks[key] = scheduler.SearchTask(
                 workload_key=key,
                 target=target,
-                hardware_params=hardware,
+                hardware_params=hardware or _hardware_of(target),
                 layout_rewrite_option=scheduler.LayoutRewriteOption.NO_REWRITE,
                 desc=one.task.name,
             )
@@ -131,6 +132,14 @@ class ScheduleSearch:
             if _steps(text) not in tried:
                 found.setdefault(_steps(text), text)
         return list(found.values())
+
+
+def _hardware_of(target: Any) -> Any:
+    """What the search may assume of a CPU whose target says how many cores it has; None for any other."""
+    cores = int(target.attrs.get("num-cores", 0))
+    if str(target.kind.name) != "llvm" or not cores:
+        return None
+    return tvm.auto_scheduler.HardwareParams(cores, _VECTOR_BYTES, _CACHE_LINE_BYTES, 0, 0, 0, 0, 0)
 
 
 def _write_schedule(search: Any, state: Any) -> str:

@@ -34,6 +34,7 @@ def test_a_task_that_hardly_counts_waits():
         pytest.param({"weight": 5}, {"weight": 1}, id="more calls"),
         pytest.param({"baseline": 5.0}, {"baseline": 1.0}, id="slower"),
         pytest.param({"roofline": 0.1}, {"roofline": 0.99}, id="more headroom"),
+        pytest.param({"roofline": 9.0}, {"roofline": 0.99}, id="a roofline that does not hold"),
         pytest.param({"history": [0.9]}, {"history": [0.9] * 5}, id="fewer rounds"),
         pytest.param(
             {"flops": 10, "history": [2.0] * 4},

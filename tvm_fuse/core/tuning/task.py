@@ -147,5 +147,7 @@ def _promise(state: TaskState, states: Sequence[TaskState]) -> float:
     outlook = best - best / max(1, rounds)
     if speed and state.task.flops and len(similar) > 1:
         outlook = min(outlook, _SIMILAR * state.task.flops / speed)
-    gain = best - max(outlook, state.task.roofline_s)
+    # A kernel that beats its roofline has its data in a cache, which the roofline does not know.
+    floor = state.task.roofline_s if best > state.task.roofline_s else 0.0
+    gain = best - max(outlook, floor)
     return state.task.weight * (_PAST * past + (1 - _PAST) * max(0.0, gain))

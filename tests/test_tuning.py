@@ -87,6 +87,9 @@ def test_tuned_kernels_are_kept_and_used(tmp_path, everything_is_faster, height,
     found = tune(module, tmp_path)
     (row,) = found.tasks
     assert (row.trials, row.failed, row.is_accepted) == (4, 0, True)
+    (baseline,) = (one for one in read_entries(tmp_path / "log.jsonl").entries if one["kind"] == "baseline")
+    layouts = next(line for line in baseline["chain"] if "conv2d" in line)
+    assert ("data_layout='NHWC'" in layouts) == (attrs.get("layout") == "NHWC")
     assert found.score.parity.passed
     assert found.score.records == 1
     (record,) = load_records(tmp_path / "tuned", found.device).records.values()

@@ -12,8 +12,12 @@ from tests.support.lazy import Lazy
 from tests.test_tuning import conv_module, measured, tune
 from tvm_fuse.core.errors import MissingDependency
 
-cli = Lazy("tvm_fuse.cli")
+fuse = Lazy("tvm_fuse.relay.fuse")
+kernel_functions = Lazy("tvm_fuse.relay.kernel_functions")
+load = Lazy("tvm_fuse.relay.load")
 measure = Lazy("tvm_fuse.relay.tune_measure")
+targets = Lazy("tvm_fuse.relay.target")
+tasks = Lazy("tvm_fuse.relay.tune_tasks")
 tune_kernel = Lazy("tvm_fuse.relay.tune_kernel")
 
 pytestmark = pytest.mark.relay
@@ -55,6 +59,23 @@ def found_servers(remote):
         return measure.count_servers(remote)
     except MissingDependency:
         return 0
+
+
+def test_what_is_no_schedule_or_of_another_kernel_is_a_failed_candidate():
+    target = targets.resolve_target("llvm")
+    model = load.model_from_module(conv_module(), {})
+    fused = fuse.fuse_model(model, target, fuse.FuseOptions(records=None))
+    (one,) = tasks.find_tasks(kernel_functions.find_kernels(fused.module, target), target, None, {})
+    other = '{"i": [["[\\"x\\", 1]", "llvm", [1, 64, 64, 0, 0, 0, 0, 0], "", 0, []], [[], [["CI", 99]]]], '
+    other += '"r": [[0.1], 0, 0, 0], "v": "v0.6"}'
+    with measure.KernelMeasurer([one], target) as measurer:
+        bad = measurer.measure(one.task, ["no schedule", other])
+        good = measurer.baseline(one.task)
+    assert [found.cost_s for found in bad] == [None, None]
+    assert "no schedule of AutoScheduler" in bad[0].error
+    assert bad[1].error
+    assert good.cost_s > 0
+    assert good.needed < 1
 
 
 @pytest.mark.slow

@@ -190,7 +190,8 @@ def _measure_baseline(job: Job, state: JobState, one: TaskState) -> None:
         return
     state.current = one.task
     found = job.measurer.baseline(one.task)
-    append_entries(job.log, [_entry("baseline", one.task, found)])
+    what = {"name": one.task.name, "chain": one.task.chain}  # with its layouts, which are decided by now
+    append_entries(job.log, [{**_entry("baseline", one.task, found), **what}])
     _take_baseline(one, found)
     job.observe(state)
 

@@ -29,6 +29,7 @@ from tvm_fuse.relay.partition_pass import Planner, partition_chains
 from tvm_fuse.relay.recompose_pass import recompose_batch_norms
 from tvm_fuse.relay.registers import refine_on
 from tvm_fuse.relay.target import resolve_target
+from tvm_fuse.relay.winograd_pass import use_winograd
 
 __all__ = [
     "AlignEpsilon",
@@ -38,6 +39,7 @@ __all__ = [
     "FuseChains",
     "PartitionChains",
     "RecomposeBatchNorm",
+    "UseWinograd",
 ]
 
 
@@ -139,6 +141,20 @@ def FuseChains(target: Any, options: PlanOptions | None = None, plan: Planner | 
         return partition_chains(laid_out, resolved, options, plan, refine_on(resolved))
 
     return _module_pass("FuseChains", fuse)
+
+
+def UseWinograd(target: Any) -> Any:  # noqa: N802
+    """Transform the weights of 3x3 convolutions that Winograd's algorithm computes faster on a CPU.
+
+    Args:
+        target: A ``tvm.target.Target`` or target string; other targets than CPUs with our schedules keep all.
+
+    Returns:
+        A TVM module pass, the last before ``relay.build``. It wants parameters bound as constants; rounding
+        errors are about three times those of the direct sum (``tvm_fuse/core/winograd.py``).
+    """
+    resolved = resolve_target(target)
+    return _module_pass("UseWinograd", lambda module: use_winograd(module, resolved))
 
 
 def _module_pass(name: str, function: Any) -> Any:

@@ -24,6 +24,7 @@ from tvm_fuse.relay.kernel_functions import mark_kernels
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES
 from tvm_fuse.relay.target import is_cuda
 from tvm_fuse.relay.tuned import TunedBuild, TunedSchedule, tuned_schedules
+from tvm_fuse.relay.winograd_pass import use_winograd
 
 __all__ = [
     "Artifact",
@@ -105,13 +106,19 @@ def build_fused(
         InternalError: A tuned schedule belongs to no kernel of the module.
     """
     if not schedules:
-        return _build(module, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
+        return _build_chosen(module, target, instruments)
     marked = mark_kernels(module, target, schedules.keys())
     texts = {one.workload_key: one.text for one in schedules.values()}
     with tuned_schedules(TunedBuild(texts)) as tuned:
-        artifact = _build(marked, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
+        artifact = _build_chosen(marked, target, instruments)
     tuned.check_used()
     return artifact
+
+
+def _build_chosen(module: Any, target: Any, instruments: Sequence[Any]) -> Artifact:
+    """Choose algorithms, then build."""
+    chosen = use_winograd(module, target)
+    return _build(chosen, target, _FUSED_OPT_LEVEL, PREFIX_PASSES, instruments)
 
 
 def build_unfused(module: Any, target: Any) -> Artifact:

@@ -11,8 +11,9 @@ from typing import Any
 
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.cpu_target import TARGET_KEY, cpu_of, without_our_key
+from tvm_fuse_schedules.cpu_conv2d import BlockedConv
 
-__all__ = ["register_cpu_schedules"]
+__all__ = ["blocked_conv", "register_cpu_schedules"]
 
 _CONVOLUTIONS = ("conv2d_NCHWc", "depthwise_conv2d_NCHWc")
 _GLOBAL_POOLS = ("nn.global_avg_pool2d", "nn.global_max_pool2d")
@@ -48,7 +49,7 @@ def _conv_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: An
 
 def _plan_conv(name: str, attrs: Any, inputs: Any, target: Any) -> Any | None:
     """The kernel of a convolution; None where none of ours fits: dynamic shapes, other dtypes, groups."""
-    from tvm_fuse_schedules.cpu_conv2d import BlockedConv, plan_conv2d
+    from tvm_fuse_schedules.cpu_conv2d import plan_conv2d
     from tvm_fuse_schedules.cpu_depthwise import plan_depthwise
     from tvm_fuse_schedules.cuda_joined import has_sums
 
@@ -57,15 +58,18 @@ def _plan_conv(name: str, attrs: Any, inputs: Any, target: Any) -> Any | None:
     if any(map(has_sums, inputs)):
         return None
     data, weight = (tuple(map(int, tensor.shape)) for tensor in inputs)
-    padding = tuple(map(int, attrs.padding))
-    strides, dilation = tuple(map(int, attrs.strides)), tuple(map(int, attrs.dilation))
-    conv = BlockedConv(
-        data, weight, strides, {1: padding * 4, 2: padding * 2, 4: padding}[len(padding)], dilation
-    )
+    conv = blocked_conv(attrs, data, weight)
     if name == "conv2d_NCHWc":
         return plan_conv2d(conv, cpu_of(target)) if int(attrs.groups) == 1 else None
     is_one_to_one = (weight[0], weight[5]) == (data[1], data[4])
     return plan_depthwise(conv, cpu_of(target)) if is_one_to_one else None
+
+
+def blocked_conv(attrs: Any, data: tuple[int, ...], weight: tuple[int, ...]) -> BlockedConv:
+    """A convolution in blocked layout from its Relay attributes and the shapes of its operands."""
+    padding = tuple(map(int, attrs.padding))
+    sides = {1: padding * 4, 2: padding * 2, 4: padding}[len(padding)]
+    return BlockedConv(data, weight, tuple(map(int, attrs.strides)), sides, tuple(map(int, attrs.dilation)))
 
 
 def _is_static(tensor: Any) -> bool:

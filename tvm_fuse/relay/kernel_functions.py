@@ -20,7 +20,7 @@ from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, read_function
 from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 
-__all__ = ["KernelFunction", "find_kernels", "is_marked", "mark_function", "mark_kernels"]
+__all__ = ["KernelFunction", "find_kernels", "is_marked", "is_marked_function", "mark_function", "mark_kernels"]
 
 _MARK = "tuned"
 _MARKED = re.compile(rf"{_MARK}\d+")
@@ -105,6 +105,11 @@ def mark_function(function: Any) -> Any:
     body = relay.bind(function.body, dict(zip(function.params, params)))
     marked = relay.Function(params, body, function.ret_type, function.type_params, function.attrs)
     return relay.transform.InferType()(tvm.IRModule.from_expr(marked))["main"]
+
+
+def is_marked_function(function: Any) -> bool:
+    """Whether a primitive function was marked."""
+    return any(_MARKED.fullmatch(str(param.name_hint)) for param in function.params)
 
 
 def is_marked(tensors: Any) -> bool:

@@ -7,7 +7,8 @@ A tile of ``m x m`` results needs ``(m + 2)^2`` products for each pair of channe
 
 Cook and Toom's construction from ``m + 1`` points and infinity. Points decide the rounding error: for m = 4
 the usual 0, 1, -1, 2, -2 lose twice as much as 0, 3/4, -3/4, 3/2, -3/2, which are used here (256 channels of
-standard normal data after ReLU, results up to 3: root mean square error 9e-7 against 1.9e-6, 3e-7 for m = 2). Every matrix but G holds dyadic numbers, so they are exact in float32.
+standard normal data after ReLU, results up to 3: root mean square error 9e-7 against 1.9e-6, 3e-7 for m = 2).
+Every matrix but G holds dyadic numbers, so they are exact in float32.
 
 Sources: Lavin and Gray, "Fast Algorithms for Convolutional Neural Networks", arXiv 1509.09308; on points:
 Barabasz et al., "Error Analysis and Improving the Accuracy of Winograd Convolution for Deep Neural Networks",

@@ -51,11 +51,9 @@ def _alter_conv2d(attrs: Any, inputs: Any, tensors: Any, out_type: Any) -> Any:
             return tvm.topi.nn.conv2d_alter_layout(attrs, inputs, tensors, out_type)
     (depth, channels), lanes = (int(data.shape[1]), int(weight.shape[0])), cpu_of(target).lanes
     block = block_of(channels, lanes)
-    fields = {
-        **{key: attrs[key] for key in attrs.keys()},
-        "channels": channels,
-        "out_layout": f"NCHW{block}c",
-    }
+    fields = {key: attrs[key] for key in attrs.keys()}
+    fields |= {"channels": channels, "kernel_size": list(map(int, weight.shape[2:]))}
+    fields["out_layout"] = f"NCHW{block}c"
     if int(attrs.groups) > 1:
         fields |= {"data_layout": f"NCHW{block}c", "kernel_layout": f"OIHW1i{block}o"}
         return relay.nn.contrib_depthwise_conv2d_nchwc(*inputs, **fields)

@@ -20,7 +20,14 @@ from tvm_fuse.relay.functions import rewrite_functions
 from tvm_fuse.relay.read import COMPOSITE_PREFIX, ReadFunction, read_function
 from tvm_fuse.relay.rewrite import Replacement, rebuild_function
 
-__all__ = ["KernelFunction", "find_kernels", "is_marked", "is_marked_function", "mark_function", "mark_kernels"]
+__all__ = [
+    "KernelFunction",
+    "find_kernels",
+    "is_marked",
+    "is_marked_function",
+    "mark_function",
+    "mark_kernels",
+]
 
 _MARK = "tuned"
 _MARKED = re.compile(rf"{_MARK}\d+")

@@ -6,14 +6,16 @@
       add(nn.contrib_conv2d_NCHWc(%p0, %p1), ...)      add(tvm_fuse.conv2d_winograd(%p0, %p1), ...)
     }(%x, W)                                         }(%x, G W G^T)
 
-Only for targets with the key ``tvm_fuse``, only where the weight is constant and no tuned schedule is used, and after everything that reads
-the graph: plans, digests and names are those of the convolution. ``schedules/cpu_winograd.py`` decides.
+Only for targets with the key ``tvm_fuse``, only where the weight is constant and no tuned schedule is used,
+and after everything that reads the graph: plans, digests and names are those of the convolution.
+``schedules/cpu_winograd.py`` decides.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any, Callable
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 
@@ -110,10 +112,13 @@ def _replace_group(read: ReadFunction, node: Node, weights: _Weights) -> Replace
     inside = read_function(call.op)
     for conv in (each for each in inside.graph.nodes if each.op == _DIRECT):
         place = _place_of(call.op, inside.expressions[conv.inputs[1]])
-        known = None if place is None else read.graph.constant(node.inputs[place])
+        if place is None:
+            continue
+        known = read.graph.constant(node.inputs[place])
         transform = None if known is None else weights.find(inside.expressions[conv.id], inside.graph, conv)
         if transform is not None:
-            return lambda new: _call_with(call, inside, conv, place, transform(known), new, node)
+            changed = _Changed(call, inside, conv, place)
+            return lambda new: changed.call([new(source) for source in node.inputs], transform(known))
     return None
 
 
@@ -122,25 +127,26 @@ def _place_of(function: Any, expr: Any) -> int | None:
     return next((i for i, param in enumerate(function.params) if param.same_as(expr)), None)
 
 
-def _call_with(
-    call: Any,
-    inside: ReadFunction,
-    conv: Node,
-    place: int,
-    weight: Any,
-    new: Callable[[int], Any],
-    node: Node,
-) -> Any:
-    """The call of a group with other weights."""
-    param = relay.Var(str(call.op.params[place].name_hint), relay.TensorType(weight.data.shape, "float32"))
-    expr = inside.expressions[conv.id]
-    body = rebuild_function(
-        inside, {conv.id: lambda value: _winograd(expr, value(conv.inputs[0]), param)}
-    ).body
-    params = [param if i == place else old for i, old in enumerate(call.op.params)]
-    function = relay.Function(params, body, attrs=call.op.attrs)
-    arguments = [weight if i == place else new(source) for i, source in enumerate(node.inputs)]
-    return relay.Call(function, arguments, None, None, call.span)
+@dataclass(frozen=True)
+class _Changed:
+    """A call of a group, the convolution inside, and which argument its weight is."""
+
+    expr: Any
+    inside: ReadFunction
+    conv: Node
+    place: int
+
+    def call(self, arguments: list[Any], weight: Any) -> Any:
+        """The call with transformed weights."""
+        function, conv = self.expr.op, self.inside.expressions[self.conv.id]
+        params = list(function.params)
+        old, shape = params[self.place], weight.data.shape
+        param = params[self.place] = relay.Var(str(old.name_hint), relay.TensorType(shape, "float32"))
+        winograd = {self.conv.id: lambda new: _winograd(conv, new(self.conv.inputs[0]), param)}
+        body = rebuild_function(self.inside, winograd).body
+        arguments[self.place] = weight
+        made = relay.Function(params, body, attrs=function.attrs)
+        return relay.Call(made, arguments, None, None, self.expr.span)
 
 
 def _winograd(expr: Any, data: Any, weight: Any) -> Any:

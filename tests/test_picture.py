@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.support.onnx_models import Builder
+from tvm_fuse.core.plan_options import PlanOptions
 from tvm_fuse.relay.fuse import FuseOptions, fuse_model
 from tvm_fuse.relay.load import load_model
 from tvm_fuse.relay.target import resolve_target
@@ -108,3 +109,21 @@ def test_a_kernel_with_several_heavy_operators_names_each(make, titles, tmp_path
     root = ET.fromstring(draw_plan("net", fused))
     names = [element.text for element in root.iter(f"{SVG}text") if element.get("class") == "name"]
     assert [name for name in names if name.startswith(("chain", "then"))] == titles
+
+
+@pytest.mark.parametrize(("skip", "boxes", "lines"), [((), 2, 2), (("chain1",), 1, 3)], ids=["both", "one"])
+def test_what_two_kernels_compute_again_has_a_box_only_where_it_is_a_kernel(skip, boxes, lines, tmp_path):
+    from tvm_fuse.picture import _boxes, _edges
+
+    b = Builder(dtype=np.float32)
+    value = b.relu(b.input("x", (1, 8, 4, 4)))
+    path = tmp_path / "net.onnx"
+    path.write_bytes(b.build([b.conv(value, 8), b.conv(value, 16, kernel=1)]).SerializeToString())
+    model = load_model(path, shapes={}, params=None)
+    options = FuseOptions(is_measured=False, plan=PlanOptions(skip=skip))
+    fused = fuse_model(model, resolve_target("cuda -arch=sm_80"), options)
+    made, graph = _boxes(fused), fused.planned.graph
+    assert sum(bool(box.again) for box in made) == boxes
+    assert sum(graph.nodes[node].op == "nn.relu" for box in made for node in box.nodes) == 2 - boxes
+    before_outputs = [edge for edge in _edges(graph, made) if made[edge[1]].nodes]
+    assert len(before_outputs) == lines

@@ -41,7 +41,7 @@ class Site:
         name: Where it came from.
         operator: The front end's name of the operator.
         verdict: What became of it.
-        group: Id and name of its kernel; empty where it is in none.
+        group: Id and name of its kernel, or of each that computes it again; empty where it is in none.
         partners: What it was fused with or folded into, in order, each with what it does there.
         stage: How far the nearest rule came.
         matched: How many operators fitted before the one that did not.
@@ -138,13 +138,13 @@ def explain_model(name: str, target: str, fused: FusedModel, pattern: str | None
 def _explain(graph: Graph, plan: FusionPlan, node: Node) -> Site:
     apart = (d.reason for d in plan.not_joined if d.node == node.id and d.reason is not None)
     place = Site(f"#{node.id}", str(node), node.op, Verdict.NO_KERNEL, not_joined=tuple(apart))
-    group = next((group for group in plan.groups if node.id in group.nodes), None)
-    if group is not None:
-        end = group.end
+    groups = [group for group in plan.groups if node.id in group.nodes]
+    if groups:
+        group, end = groups[0], groups[0].end
         return replace(
             place,
             verdict=Verdict.FUSED,
-            group=f"{group.id} {group.name}",
+            group=", ".join(f"{each.id} {each.name}" for each in groups),
             partners=tuple(_partners(graph, group, node.id)),
             stage=Stage.APPLIED,
             matched=len(group.operators),
@@ -193,6 +193,8 @@ def _partners(graph: Graph, group: FusionGroup, node: int) -> Iterator[str]:
             role = steps.get(member, "elementwise").replace("_", " ")
         if member in group.also:
             role += ", a result of its own"
+        if member in group.recomputed:
+            role += ", computed again"
         yield f"{graph.nodes[member]} ({role})"
 
 

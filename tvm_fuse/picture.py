@@ -55,6 +55,7 @@ class Box:
         tip: What a reader's mouse shows.
         nodes: Ids of the nodes in it; empty for an output.
         result: What leaves it, such as ``1x64x56x56``.
+        again: Ids of nodes in it that other boxes compute, too.
     """
 
     style: str
@@ -63,6 +64,7 @@ class Box:
     tip: str
     nodes: tuple[int, ...]
     result: str = ""
+    again: tuple[int, ...] = ()
 
 
 def draw_plan(name: str, fused: FusedModel) -> str:
@@ -127,6 +129,7 @@ def _boxes(fused: FusedModel) -> list[Box]:
         for layer in fold.layers:
             norms.setdefault(layer.name, []).append(fold.name)
     grouped = {node for group in plan.groups for node in group.nodes}
+    grouped.difference_update(node for group in plan.alone for node in group.nodes)
     reasons = {d.node: d.reason for d in plan.decisions if d.node is not None and d.reason is not None}
     boxes = [_group_box(graph, group, norms) for group in plan.groups]
     boxes += [
@@ -163,8 +166,9 @@ def _group_box(graph: Graph, group: FusionGroup, norms: dict[str, list[str]]) ->
             *(("fold", f"{norm} folded in") for norm in names),
         ),
         tip="\n".join([f"{group.id} {group.name}", *members, *end]),
-        nodes=group.nodes,
+        nodes=group.owned,
         result=", ".join(_shape(graph.nodes[result]) for result in group.results),
+        again=group.recomputed,
     )
 
 
@@ -245,7 +249,8 @@ def _edges(graph: Graph, boxes: list[Box]) -> list[tuple[int, int]]:
     found: dict[tuple[int, int], None] = {}
     first_output = len(boxes) - len(set(graph.outputs))
     for index, box in enumerate(boxes):
-        inputs = [source for node in box.nodes for source in graph.nodes[node].inputs]
+        inside = (*box.nodes, *box.again)
+        inputs = [source for node in inside for source in graph.nodes[node].inputs if source not in box.again]
         if index >= first_output:
             inputs = [list(dict.fromkeys(graph.outputs))[index - first_output]]
         for source in _sources(graph, inputs, owner):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterable
 from dataclasses import dataclass, field
 
@@ -140,8 +141,9 @@ def report_plan(name: str, fused: FusedModel, target: object, options: FuseOptio
 
 def _rows(planned: PlannedGraph, target: object) -> Iterable[GroupRow]:
     device, graph = device_of(target), planned.graph
+    again = Counter(node for group in planned.plan.groups for node in group.recomputed)
     for group in planned.plan.groups:
-        costs = compare_group(graph, group)
+        costs = compare_group(graph, group, again)
         yield GroupRow(
             id=group.id,
             name=group.name,

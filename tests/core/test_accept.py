@@ -67,10 +67,11 @@ def test_recomputing_saves_a_share():
     shared = g.relu(x)
     one, two = g.tanh(shared), g.sigmoid(shared)
     graph = g.build(one, two)
-    candidate = Candidate(Extension.RECOMPUTE, "elementwise", None, (one,), (shared,))
+    candidate = Candidate(Extension.RECOMPUTE, "elementwise", None, (one,), (shared,), kernels=2)
     compared = compare_extension(graph, candidate)
     assert compared.apart[1].launches == 0.5
     assert compared.apart[1].dram_write_bytes == 8 * 256 * 4 // 2
+    assert compared.together.dram_write_bytes == 8 * 256 * 4, "what is computed again is not written"
     assert accept_on(DEVICES["a100"])(graph, candidate) is None
 
 

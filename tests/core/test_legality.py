@@ -143,6 +143,64 @@ def test_a_group_that_needs_itself():
         check_groups(graph, [group], "cuda")
 
 
+def read_twice():
+    g = GraphBuilder()
+    x = g.input("x", (1, 4, 2, 2))
+    low = g.add(x, 1.0)
+    value = g.relu(low)
+    first, second = g.conv2d(value, WEIGHT, name="first"), g.tanh(value)
+    names = {"low": low, "value": value, "first": first, "second": second}
+    return g.build(first, g.transpose(second, 0, 2, 3, 1)), names
+
+
+#: Operators of the layer's group, what it computes again, and what is wrong with that.
+AGAIN = {
+    "both": ("low value first", "low value", ""),
+    "the last": ("value first", "value", ""),
+    "an operand that it alone computes": ("low value first", "value", "operands from outside, or computed"),
+    "the anchor": ("value first", "value first", "neither anchors nor results"),
+    "another's": ("first", "value", "operators of its own to compute again"),
+    "not named": ("low value first", "", "read outside"),
+    "beside it": ("low value first second", "low value second", "which it does not read"),
+}
+
+
+@pytest.mark.parametrize("case", AGAIN)
+def test_computed_again(case):
+    graph, ids = read_twice()
+    nodes, again, match = AGAIN[case]
+    nodes, again = (tuple(ids[name] for name in part.split()) for part in (nodes, again))
+    before = tuple(node for node in nodes if node != ids["first"])
+    layer = make_group(graph, ids["first"], nodes, ids["first"], prologue=before, recomputed=again)
+    if match:
+        with pytest.raises(ModelError, match=match):
+            check_groups(graph, [layer], "cuda")
+        return
+    check_groups(graph, [layer], "cuda")
+    owner = make_group(graph, None, [ids[name] for name in ("low", "value", "second")], ids["second"],
+                       recomputed=again)  # fmt: skip
+    if case == "the last":
+        low_inside = make_group(graph, None, [ids["low"], ids["value"]], ids["value"])
+        with pytest.raises(ModelError, match="operands in memory"):
+            check_groups(graph, [layer, low_inside], "cuda")
+    if case == "both":
+        check_groups(graph, [layer, owner], "cuda")
+        with pytest.raises(ModelError, match="read outside it"):
+            check_groups(graph, [replace(owner, recomputed=())], "cuda")
+
+
+def test_computed_again_from_its_own_result():
+    g = GraphBuilder()
+    x = g.input("x", (4,))
+    low = g.negative(x)
+    result = g.relu(low)
+    later = g.tanh(g.other("sort", result))
+    graph = g.build(g.sigmoid(later))
+    group = make_group(graph, None, [low, result, later], result, recomputed=(later,))
+    with pytest.raises(ModelError, match="which it does not read"):
+        check_groups(graph, [group], "cuda")
+
+
 def test_exploding_code():
     g = GraphBuilder()
     x = g.input("x", (4,))

@@ -1,8 +1,8 @@
 """Any plan, however odd, leaves the numbers alone: random plans of random models, edited in files.
 
 A plan is saved, edited at random many times (groups left out, cut in two, joined, operators moved from one to
-another, results added), and read again. An edit is either refused as illegal, or the model that is carried
-out by it gives what the unfused model gives.
+another, results added, operators computed twice), and read again. An edit is either refused as illegal, or
+the model that is carried out by it gives what the unfused model gives.
 """
 
 from __future__ import annotations
@@ -44,6 +44,10 @@ def center(net, x):
     return x - relay.mean(x, axis=3, keepdims=True)
 
 
+def both_read(net, x):
+    return relay.maximum(net.conv2d(x, 4, 1), net.conv2d(x * net.const(4, 1, 1), 4))
+
+
 OPERATORS = [
     lambda net, x, y: net.conv2d(x, 4),
     lambda net, x, y: net.conv2d(x, 4, 1),
@@ -63,6 +67,7 @@ OPERATORS = [
     lambda net, x, y: relay.reshape(relay.nn.relu(relay.reshape(x, (4, 36))), SHAPE),
     lambda net, x, y: relay.nn.softmax(x),
     lambda net, x, y: relay.nn.relu(x) + net.conv2d(relay.tanh(x + y), 4),
+    lambda net, x, y: both_read(net, relay.nn.relu(x + y)),
 ]
 
 
@@ -126,6 +131,23 @@ def add_results(rng, graph, groups):
     return [*(other for other in rest if other.nodes), joined]
 
 
+def compute_again(rng, graph, groups):
+    """An operand of a group, and at times an operand of that, computed in it, too."""
+    group = rng.choice(groups)
+    ids = {node.id for node in group.nodes}
+    added: set[int] = set()
+    for _ in range(rng.randint(1, 3)):
+        sources = {source for node in ids | added for source in graph.nodes[node].inputs} - ids - added
+        operands = [source for source in sorted(sources) if graph.nodes[source].inputs]
+        added |= {rng.choice(operands)} if operands else set()
+    nodes = [graph.nodes[node] for node in sorted(ids | added)]
+    again = tuple(sorted({*group.recomputed, *added}))
+    before = tuple(sorted({*group.prologue, *added})) if group.anchor is not None else ()
+    named = tuple(PlannedNode(node.id, node.op, node.name) for node in nodes)
+    changed = replace(group, nodes=named, recomputed=again, prologue=before)
+    return [changed if other is group else other for other in groups]
+
+
 def change_results(rng, graph, groups):
     group = rng.choice(groups)
     ids = [node.id for node in group.nodes]
@@ -145,11 +167,24 @@ def part(group: PlannedGroup, nodes: tuple[PlannedNode, ...]) -> PlannedGroup:
     absorbed = tuple(node for node in group.absorbed if node in ids) if anchor is not None else ()
     result = group.result if group.result in ids else max(ids, default=0)
     also = tuple(node for node in group.also if node in ids and node < result)
-    parts = {"anchor": anchor, "prologue": before, "absorbed": absorbed, "also": also}
+    again = tuple(node for node in group.recomputed if node in ids)
+    parts = {"anchor": anchor, "prologue": before, "absorbed": absorbed, "also": also, "recomputed": again}
     return replace(group, nodes=nodes, result=result, **parts)
 
 
-EDITORS = (leave_out, cut, cut, join, move, rename_result, add_results, add_results, change_results)
+EDITORS = (
+    leave_out,
+    cut,
+    cut,
+    join,
+    move,
+    rename_result,
+    add_results,
+    add_results,
+    change_results,
+    compute_again,
+    compute_again,
+)
 
 
 def edit(rng, graph, file, target):

@@ -88,8 +88,15 @@ def test_invariants(steps, target):
     graph = build(steps)
     plan = plan_chains(graph, PlanOptions(target=target))
     check_plan(graph, plan, target)
-    taken = [node for group in plan.groups for node in group.nodes]
-    assert len(taken) == len(set(taken))
+    owned = [node for group in plan.groups for node in group.owned]
+    assert len(owned) == len(set(owned))
+    again = {node for group in plan.groups for node in group.recomputed}
+    assert again.isdisjoint(owned)
+    for node in again:  # by every kernel that needs it
+        readers = [set(graph.readers(node)).intersection(group.nodes) for group in plan.groups]
+        assert all(node in group.nodes for group, found in zip(plan.groups, readers) if found)
+        assert set(graph.readers(node)) == set().union(*readers)
+    taken = [*owned, *again]
 
     # Every operator is in one group, or one decision says why it is in none.
     refused = [decision.node for decision in plan.decisions if not decision.applied]
@@ -110,12 +117,12 @@ def check_group(graph, group):
     assert len(nodes) > 1
     assert group.end is not None
     assert group.operators == tuple(graph.nodes[node].op for node in group.nodes)
-    inner = nodes - set(group.results)
+    inner = set(group.owned) - set(group.results)
     assert not inner.intersection(graph.outputs)
     assert all(reader in nodes for node in inner for reader in graph.readers(node))
     # Convex: nothing outside lies between two members.
     outside = {source for node in nodes for source in graph.nodes[node].inputs} - nodes
-    assert not any(nodes & ancestors(graph, source) for source in outside)
+    assert not any(ancestors(graph, source).intersection(group.owned) for source in outside)
     if group.anchor is None:
         return
     after = {node for step in group.steps for node in step.nodes}

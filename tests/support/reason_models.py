@@ -213,6 +213,11 @@ def _shared_scale(g):
     return (_conv(g, g.multiply(x, g.input("gate", (1, C, 1, 1)))),)
 
 
+def _read_by_two(g):
+    y = g.tanh(g.other("nn.max_pool2d", _x(g)))
+    return _conv(g, y, name="conv1"), _conv(g, y, name="conv2")
+
+
 def _many(g):
     values = [g.relu(g.input(f"x{index}", (1, 2))) for index in range(600)]
     return (g.concatenate(*values),)
@@ -252,6 +257,7 @@ _PLANS = {
     ),
     Code.OPERATOR_ALONE: Model(lambda g: (g.relu(_pool(g, _x(g))),)),
     Code.OPERATOR_OPAQUE: Model(lambda g: (g.other("argsort", _x(g)),)),
+    Code.VALUE_WRITTEN: Model(_read_by_two),
     Code.TOO_MANY_ARGUMENTS: Model(_many),
     Code.TARGET_CANNOT_JOIN: Model(_shared_scale, PlanOptions(target="cpu")),
     Code.ATTENTION_IN_PARTS: Model(_attention),

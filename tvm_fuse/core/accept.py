@@ -12,12 +12,14 @@ is taken as long as it does not compute for longer than a launch.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from tvm_fuse.core.cost import (
     NO_COST,
     GroupCost,
     Parts,
+    find_before,
     group_cost,
     operator_costs,
     side_by_side,
@@ -96,16 +98,27 @@ def compare_extension(graph: Graph, candidate: Candidate) -> Comparison:
     if candidate.extension is Extension.PARALLEL and candidate.anchor is not None:
         return _compare_layers(graph, candidate)
     nodes = tuple(sorted({*candidate.nodes, *candidate.added}))
-    is_prologue = candidate.extension in (Extension.PROLOGUE, Extension.RECOMPUTE)
     heavy = (node for node in candidate.added if graph.nodes[node].kind in ANCHOR_KINDS)
     absorbed = candidate.added if candidate.extension is Extension.ABSORBED else ()
-    together = Parts(nodes, candidate.anchor, candidate.added if is_prologue else (), absorbed)
     own = group_cost(graph, Parts(candidate.added, next(heavy, None)))
     if candidate.extension is Extension.RECOMPUTE:
-        readers = {reader for node in candidate.added for reader in graph.readers(node)}
-        own = _share(own, max(1, len(readers.difference(candidate.added))))
+        again = (*candidate.recomputed, *candidate.added)
+        alone = _with_prologue(graph, candidate.anchor, candidate.nodes, candidate.recomputed)
+        together = _with_prologue(graph, candidate.anchor, nodes, again)
+        return Comparison(
+            group_cost(graph, together), (group_cost(graph, alone), _share(own, candidate.kernels))
+        )
+    prologue = candidate.added if candidate.extension is Extension.PROLOGUE else ()
+    together = Parts(nodes, candidate.anchor, prologue, absorbed)
     apart = group_cost(graph, Parts(candidate.nodes, candidate.anchor)), own
     return Comparison(group_cost(graph, together), apart)
+
+
+def _with_prologue(
+    graph: Graph, anchor: int | None, nodes: tuple[int, ...], recomputed: tuple[int, ...]
+) -> Parts:
+    before = () if anchor is None else find_before(graph, anchor, nodes)
+    return Parts(nodes, anchor, before, recomputed=recomputed)
 
 
 def _compare_layers(graph: Graph, candidate: Candidate) -> Comparison:
@@ -136,10 +149,22 @@ def _compare_layers(graph: Graph, candidate: Candidate) -> Comparison:
     )
 
 
-def compare_group(graph: Graph, group: FusionGroup) -> Comparison:
-    """The cost of a group as one kernel, and as a kernel for each operator."""
-    parts = Parts(group.nodes, group.anchor, group.prologue, group.absorbed)
-    return Comparison(group_cost(graph, parts), operator_costs(graph, group.nodes))
+def compare_group(graph: Graph, group: FusionGroup, kernels: Mapping[int, int] | None = None) -> Comparison:
+    """The cost of a group as one kernel, and as a kernel for each operator.
+
+    Args:
+        graph: The graph.
+        group: One of its groups.
+        kernels: For each operator that is computed again, how many kernels do it: each of them saves its
+            share of a kernel for that operator.
+    """
+    parts = Parts(group.nodes, group.anchor, group.prologue, group.absorbed, group.recomputed)
+    again = [
+        _share(cost, (kernels or {}).get(node, 1))
+        for node in group.recomputed
+        for cost in operator_costs(graph, (node,))
+    ]
+    return Comparison(group_cost(graph, parts), (*again, *operator_costs(graph, group.owned)))
 
 
 def _share(cost: GroupCost, readers: int) -> GroupCost:

@@ -50,6 +50,7 @@ __all__ = [
     "ROWS",
     "GroupCost",
     "Parts",
+    "find_before",
     "gate_blocks",
     "group_cost",
     "operator_costs",
@@ -81,12 +82,14 @@ class Parts:
         anchor: Id of the operator whose schedule the kernel gets; None for elementwise operators alone.
         prologue: Ids of those computed while the anchor reads its operands.
         absorbed: Ids of earlier heavy operators in the same kernel.
+        recomputed: Ids of those that other kernels compute, too: they are not written for them.
     """
 
     nodes: tuple[int, ...]
     anchor: int | None = None
     prologue: tuple[int, ...] = ()
     absorbed: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -152,7 +155,7 @@ def group_cost(graph: Graph, parts: Parts) -> GroupCost:
         flops=_flops(graph, parts.nodes),
         extra_flops=0,
         dram_read_bytes=_read_bytes(graph, parts.nodes, parts.nodes),
-        dram_write_bytes=_written_bytes(graph, parts.nodes),
+        dram_write_bytes=_written_bytes(graph, parts.nodes, parts.recomputed),
         l2_read_bytes=0,
         launches=1,
     )
@@ -182,7 +185,7 @@ def _with_reads(graph: Graph, parts: Parts, anchor: Node, sizes: _Sizes, once: G
 def _with_absorbed(graph: Graph, parts: Parts, anchor: Node, once: GroupCost) -> GroupCost:
     """A gate: every block of an image computes all that the last product needs."""
     blocks = gate_blocks(anchor.output)
-    before = _before(graph, anchor.id, parts.nodes)
+    before = find_before(graph, anchor.id, parts.nodes)
     again = blocks // int(anchor.output.shape[0]) - 1
     return replace(
         once,
@@ -264,9 +267,10 @@ def _sources(graph: Graph, node: Node) -> Iterator[int]:
             yield source.id
 
 
-def _written_bytes(graph: Graph, nodes: Collection[int]) -> int:
+def _written_bytes(graph: Graph, nodes: Collection[int], recomputed: Collection[int]) -> int:
     inside = frozenset(nodes)
-    written = (node for node in inside if graph.nodes[node].kind is not Kind.TUPLE)
+    own = inside.difference(recomputed)
+    written = (node for node in own if graph.nodes[node].kind is not Kind.TUPLE)
     leaving = (node for node in written if _leaves(graph, node, inside))
     return sum(tensor_bytes(info) for node in leaving for info in graph.nodes[node].outputs)
 
@@ -340,7 +344,7 @@ def _taps(graph: Graph, anchor: Node, attrs: ConvAttrs, *, is_stencil: bool) -> 
     return math.prod(max(1.0, k / s) for k, s, _ in steps)
 
 
-def _before(graph: Graph, anchor: int, nodes: Collection[int]) -> tuple[int, ...]:
+def find_before(graph: Graph, anchor: int, nodes: Collection[int]) -> tuple[int, ...]:
     """The operators of a kernel that its anchor needs."""
     inside, found, pending = frozenset(nodes), set(), list(graph.nodes[anchor].inputs)
     while pending:

@@ -29,6 +29,7 @@ class FusionGroup:
         prologue: Ids of operators computed while the anchor reads its operands.
         absorbed: Ids of earlier heavy operators computed inside this kernel.
         also: Ids of further nodes whose values leave it, of the shape of ``result``; in order.
+        recomputed: Ids of elementwise operators that other kernels compute for themselves, too.
         end: Why the group ends where it does.
         anchor_name: Where the anchor (or the last operator) came from.
         operators: The front end's names of the operators, in topological order.
@@ -44,6 +45,7 @@ class FusionGroup:
     prologue: tuple[int, ...] = ()
     absorbed: tuple[int, ...] = ()
     also: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
     end: Reason | None = None
     anchor_name: str = ""
     operators: tuple[str, ...] = ()
@@ -63,6 +65,11 @@ class FusionGroup:
     def results(self) -> tuple[int, ...]:
         """Ids of all nodes whose values leave it, in order."""
         return (*self.also, self.result)
+
+    @property
+    def owned(self) -> tuple[int, ...]:
+        """Ids of the operators that no other kernel computes, in topological order."""
+        return tuple(node for node in self.nodes if node not in self.recomputed)
 
     @property
     def center(self) -> int:
@@ -86,6 +93,7 @@ def make_group(
     absorbed: tuple[int, ...] = (),
     end: Reason | None = None,
     also: tuple[int, ...] = (),
+    recomputed: tuple[int, ...] = (),
 ) -> FusionGroup:
     """A group with the names that follow from its operators; arguments as in ``FusionGroup``."""
     members = tuple(sorted(nodes))
@@ -100,6 +108,7 @@ def make_group(
         prologue=prologue,
         absorbed=absorbed,
         also=also,
+        recomputed=recomputed,
         end=end,
         anchor_name=str(center),
         operators=tuple(graph.nodes[node].op for node in members if graph.nodes[node].kind is not Kind.TUPLE),

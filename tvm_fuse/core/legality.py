@@ -1,8 +1,9 @@
 """What must hold for a group to be one kernel with the right numbers, whoever made the group.
 
 A plan may come from a file that somebody has edited; these rules keep any plan from changing values:
-groups are disjoint and can be put in an order, only results are read outside, and there is one heavy operator
-that everything else is computed before or after. Elementwise operators alone may give several results.
+groups can be put in an order, only results are read outside, and there is one heavy operator that everything
+else is computed before or after. Elementwise operators alone may give several results. Operators that are
+computed again may be in several groups, and read outside; any other one is in one group at most.
 """
 
 from __future__ import annotations
@@ -51,7 +52,11 @@ def check_groups(graph: Graph, groups: Iterable[FusionGroup], target: str = "oth
 
 def find_faults(graph: Graph, groups: tuple[FusionGroup, ...], capability: Capability) -> Iterator[Fault]:
     """What is wrong with groups; their order is looked at where each of them is sound."""
-    faults = [_find_overlap(groups), *(find_fault(graph, group, capability) for group in groups)]
+    faults = [
+        _find_overlap(groups),
+        _find_hidden(graph, groups),
+        *(find_fault(graph, group, capability) for group in groups),
+    ]
     yield from filter(None, faults)
     if not any(faults) and any(group.also for group in groups):  # one result comes after all that it needs
         order = sort_nodes(graph, groups)
@@ -64,7 +69,7 @@ def _find_overlap(groups: Iterable[FusionGroup]) -> Fault | None:
     """An operator that is in two groups."""
     owner: dict[int, FusionGroup] = {}
     for group in groups:
-        for node in group.nodes:
+        for node in group.owned:
             if node in owner:
                 return Fault(
                     str(group), "operators of its own", f"node {node}, which is in two groups: {owner[node]}"
@@ -73,17 +78,34 @@ def _find_overlap(groups: Iterable[FusionGroup]) -> Fault | None:
     return None
 
 
+def _find_hidden(graph: Graph, groups: Iterable[FusionGroup]) -> Fault | None:
+    """An operand of what is computed again that is in no memory: an inner value of another group."""
+    groups = tuple(groups)
+    inner = {node for group in groups for node in set(group.owned).difference(group.results)}
+    for group in groups:
+        known = [node for node in group.recomputed if 0 <= node < len(graph.nodes)]
+        for source in (source for node in known for source in graph.nodes[node].inputs):
+            if source in inner and source not in group.nodes:
+                wanted = "operands in memory for what is computed again"
+                return Fault(str(group), wanted, f"node {source}, an inner value of another group")
+    return None
+
+
 def find_fault(graph: Graph, group: FusionGroup, capability: Capability) -> Fault | None:
     """The first rule that a group breaks; None for a sound one."""
-    reason = _check_results(graph, group, capability) or _check_nodes(graph, group)
-    if reason is None:
-        rule = _check_elementwise if group.anchor is None else _check_anchored
-        reason = rule(graph, group, capability)
+    rule = _check_elementwise if group.anchor is None else _check_anchored
+    reason = (
+        _check_nodes(graph, group)
+        or _check_results(graph, group, capability)
+        or _check_recomputed(graph, group)
+        or _check_leaving(graph, group)
+        or rule(graph, group, capability)
+    )
     return None if reason is None else Fault(str(group), *reason)
 
 
 def _check_nodes(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
-    """Known operators with static shapes, and no value but results that leaves."""
+    """Known operators with static shapes."""
     members = frozenset(group.nodes)
     if not members or not all(0 <= node < len(graph.nodes) for node in members):
         return "operators of the model", f"nodes {list(group.nodes)} of {len(graph.nodes)}"
@@ -100,11 +122,6 @@ def _check_nodes(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
             return "tensors as operands", f"a tuple that {node} reads"
         if node.kind is Kind.TUPLE and not members.intersection(graph.readers(node.id)):
             return "operators", f"{node}, a tuple that is no operand in it"
-        outside = [reader for reader in graph.readers(node.id) if reader not in members]
-        if node.id not in group.results and (outside or graph.is_output(node.id)):
-            read = f"node {node.id} ({node}) is read outside it"
-            results = ", ".join(map(str, group.results))
-            return f"{len(group.results)} values that are read outside: node {results}", read
     return None
 
 
@@ -117,12 +134,38 @@ def _check_results(graph: Graph, group: FusionGroup, capability: Capability) -> 
     if group.anchor is not None or len(group.results) > capability.most_results:
         wanted = f"one result, or at most {capability.most_results} of elementwise operators alone"
         return wanted, f"{len(group.results)} results"
-    if not all(0 <= node < len(graph.nodes) for node in group.nodes):
-        return None  # the next check says so
     shape = graph.nodes[group.result].output.shape
     for node in map(graph.nodes.__getitem__, group.results):
         if node.kind is Kind.TUPLE or not shape or node.output.shape != shape:
             return f"tensors of one shape as results, {list(shape)}", f"{node} {node.output}"
+    return None
+
+
+def _check_recomputed(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
+    """What is computed again is read here, needs nothing that this kernel alone computes, is no result."""
+    again = set(group.recomputed)
+    if not again:
+        return None
+    if tuple(sorted(again)) != group.recomputed or not again <= set(group.nodes):
+        return "operators of its own to compute again, in order", f"{list(group.recomputed)}"
+    if not again.isdisjoint((group.anchor, *group.absorbed, *group.results)):
+        return "neither anchors nor results computed again", f"{list(group.recomputed)}"
+    for node in map(graph.nodes.__getitem__, group.recomputed):
+        if not set(node.inputs).intersection(group.nodes) <= again:
+            return "operands from outside, or computed again as well", f"those of {node}"
+        if not set(graph.readers(node.id)).intersection(group.nodes):
+            return "what it reads to be computed again", f"node {node.id} ({node}), which it does not read"
+    return None
+
+
+def _check_leaving(graph: Graph, group: FusionGroup) -> tuple[str, str] | None:
+    """No value leaves but the results; what is computed again, others compute for themselves."""
+    for node in group.owned:
+        outside = set(graph.readers(node)).difference(group.nodes)
+        if node not in group.results and (outside or graph.is_output(node)):
+            wanted = f"{len(group.results)} values that are read outside: node"
+            results = ", ".join(map(str, group.results))
+            return f"{wanted} {results}", f"node {node} ({graph.nodes[node]}) is read outside it"
     return None
 
 

@@ -23,34 +23,36 @@ def sort_nodes(graph: Graph, groups: Iterable[FusionGroup]) -> tuple[int, ...] |
 
     Args:
         graph: The graph.
-        groups: Disjoint groups.
+        groups: Groups; only what is computed again is in several.
 
     Returns:
         Ids in the order of execution; or a group that needs itself, by way of others.
     """
-    owner = {node: group for group in groups for node in group.nodes}
-    members = {group.nodes[-1]: group.nodes for group in owner.values()}
-    unit = [owner[node].nodes[-1] if node in owner else node for node in range(len(graph.nodes))]
+    kernels = {group.result: group for group in groups}
+    unit = list(range(len(graph.nodes)))
+    for group in kernels.values():
+        for node in group.owned:
+            unit[node] = group.result
     waits = dict.fromkeys(unit, 0)
     readers: dict[int, set[int]] = {}
-    for node in graph.nodes:
-        for source in node.inputs:
-            first, then = unit[source], unit[node.id]
-            if first != then and then not in readers.setdefault(first, set()):
-                readers[first].add(then)
-                waits[then] += 1
+    for then in waits:
+        members = kernels[then].nodes if then in kernels else (then,)
+        sources = {source for node in members for source in graph.nodes[node].inputs}.difference(members)
+        for first in {unit[source] for source in sources}:
+            readers.setdefault(first, set()).add(then)
+            waits[then] += 1
     ready = [last for last, count in waits.items() if count == 0]
     heapq.heapify(ready)
     order: list[int] = []
     while ready:
         last = heapq.heappop(ready)
         del waits[last]
-        order += members.get(last, (last,))
+        order += kernels[last].owned if last in kernels else (last,)
         for then in readers.get(last, ()):
             waits[then] -= 1
             if waits[then] == 0:
                 heapq.heappush(ready, then)
-    return owner[next(last for last in waits if last in members)] if waits else tuple(order)
+    return kernels[next(last for last in waits if last in kernels)] if waits else tuple(order)
 
 
 class Levels:

@@ -7,7 +7,8 @@ Four rounds, three of them from the last operator to the first:
 2. What an anchor reads, where the target can compute it on the way in (``region.py``, ``capabilities.py``),
    and slices that what follows it reads.
 3. Elementwise operators and moves that are left, together.
-4. Elementwise kernels that read one value, side by side (``readers.py``).
+4. Elementwise kernels that read one value, side by side (``readers.py``); cheap values that several kernels
+   read, computed again in each (``recompute.py``).
 
 The same graph and options always give the same plan.
 """
@@ -28,6 +29,7 @@ from tvm_fuse.core.legality import find_faults
 from tvm_fuse.core.plan_options import Candidate, Extension, PlanOptions
 from tvm_fuse.core.readers import join_readers
 from tvm_fuse.core.reason import Code, Decision, Reason, Stage, applied
+from tvm_fuse.core.recompute import recompute_values
 from tvm_fuse.core.refusals import Refusal, alone, cannot_join, end_of, too_long, without_epilogue
 from tvm_fuse.core.region import MOST_EVALUATIONS, find_region, find_slices, takes_no_tuple
 from tvm_fuse.core.steer import leave_alone, leave_out
@@ -45,7 +47,7 @@ class FusionPlan:
     """What becomes one kernel, and why.
 
     Args:
-        groups: In topological order of their anchors (or results); disjoint.
+        groups: In topological order of their anchors (or results); disjoint but for what is computed again.
         decisions: One for each group and for each operator that computes and is in none, in order.
         alone: Groups of one operator, which the user asked to leave alone: TVM must not fuse it either.
         not_joined: Why kernels are not one larger kernel: gates, attentions, elementwise kernels that read
@@ -66,7 +68,7 @@ def plan_chains(graph: Graph, options: PlanOptions | None = None) -> FusionPlan:
         options: What the target can do, and what the user wants.
 
     Returns:
-        The plan. Groups are disjoint, and only results are read outside a group.
+        The plan. Groups are disjoint but for what is computed again, and only results are read outside.
 
     Raises:
         UsageError: The target is none of ``CAPABILITIES``, or a pattern fits no group.
@@ -240,12 +242,14 @@ class _Planner:
             self._add(make_group(graph, None, nodes, node.id, end=end_of(graph, node.id)), ELEMENTWISE.rule)
 
     def join_readers(self) -> None:
-        """Make one group of elementwise kernels that read one value."""
-        self.groups, refused = join_readers(
-            self.graph, self.groups, self.options, self.most(MOST_EVALUATIONS)
-        )
-        self.not_joined += refused
-        self.taken.update(node for group in self.groups for node in group.nodes)
+        """Make one group of elementwise kernels that read one value, or let each compute it."""
+        most = self.most(MOST_EVALUATIONS)
+        self.groups, refused = join_readers(self.graph, self.groups, self.options, most)
+        self.groups, again = recompute_values(self.graph, self.groups, self.options, most)
+        self.not_joined += (*refused, *again)
+        grouped = {node for group in self.groups for node in group.nodes}
+        self.taken |= grouped
+        self.decisions = [decision for decision in self.decisions if decision.node not in grouped]
 
     def explain(self, node: Node) -> Decision:
         """Why an operator is in no group."""

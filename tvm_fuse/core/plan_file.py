@@ -63,6 +63,7 @@ class PlannedGroup:
     prologue: tuple[int, ...]
     absorbed: tuple[int, ...]
     also: tuple[int, ...]
+    recomputed: tuple[int, ...]
     end: Reason | None
 
     @property
@@ -159,6 +160,7 @@ def _planned(graph: Graph, group: FusionGroup) -> PlannedGroup:
         group.prologue,
         group.absorbed,
         group.also,
+        group.recomputed,
         group.end,
     )
 
@@ -192,6 +194,7 @@ def _group_to_json(group: PlannedGroup) -> dict[str, Any]:
         "prologue": group.prologue,
         "absorbed": group.absorbed,
         "also": group.also,
+        "recomputed": group.recomputed,
         "end": end and {"code": end.code.value, "at": end.at, "wanted": end.wanted, "got": end.got},
     }
 
@@ -259,6 +262,7 @@ def _read_group(group: Mapping[str, Any]) -> PlannedGroup:
         _ids(group["prologue"]),
         _ids(group["absorbed"]),
         _ids(group["also"]),
+        _ids(group["recomputed"]),
         end and Reason(Code(end["code"]), str(end["at"]), str(end["wanted"]), str(end["got"])),
     )
 
@@ -356,4 +360,5 @@ def _without(groups: Iterable[PlannedGroup], others: Iterable[PlannedGroup]) -> 
 
 
 def _kernel(group: PlannedGroup) -> tuple[Any, ...]:
-    return group.anchor, frozenset(group.members), group.result, group.absorbed, group.also
+    results = (*group.also, group.result)
+    return group.anchor, frozenset(group.members), results, group.absorbed, group.recomputed

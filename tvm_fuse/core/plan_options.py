@@ -45,6 +45,8 @@ class Candidate:
         added: Ids of the operators that would join, in topological order.
         copied: Ids of results among these that one kernel would write beside others, and another one would
             have to copy from there, because what reads them cannot.
+        recomputed: Ids of operators of the group that other kernels compute, too.
+        kernels: How many kernels would compute ``added``; they do it all, or none does.
     """
 
     extension: Extension
@@ -53,6 +55,8 @@ class Candidate:
     nodes: tuple[int, ...]
     added: tuple[int, ...]
     copied: tuple[int, ...] = ()
+    recomputed: tuple[int, ...] = ()
+    kernels: int = 1
 
 
 Accept = Callable[[Graph, Candidate], "Reason | None"]

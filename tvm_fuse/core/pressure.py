@@ -128,7 +128,7 @@ def find_cuts(graph: Graph, group: FusionGroup) -> tuple[Cut, ...]:
 def _cut_before(graph: Graph, group: FusionGroup, whole_bytes: int) -> tuple[Cut, ...]:
     front, inside = frozenset(group.prologue), frozenset(group.nodes)
     entering = {node for node in front if inside.difference(front).intersection(graph.readers(node))}
-    if len(entering) != 1:
+    if len(entering) != 1 or group.recomputed:
         return ()
     after = tuple(node for node in group.nodes if node not in front)
     first = make_group(graph, None, group.prologue, entering.pop())
@@ -142,8 +142,9 @@ def _cut(graph: Graph, group: FusionGroup, index: int, whole_bytes: int) -> Cut:
     front = tuple(node for node in group.nodes if node not in rest)
     result = group.steps[index - 1].result if index else group.anchor
     first = make_group(
-        graph, group.anchor, front, result, group.steps[:index], group.prologue, group.absorbed
-    )
+        graph, group.anchor, front, result, group.steps[:index], group.prologue, group.absorbed,
+        recomputed=group.recomputed,
+    )  # fmt: skip
     second = make_group(graph, None, rest, group.result, end=group.end)
     return _made(graph, group, first, second, whole_bytes)
 

@@ -57,6 +57,7 @@ class Code(str, Enum):
     OCCUPANCY_DROPS = "occupancy-drops"
     OPERATOR_ALONE = "operator-alone"
     OPERATOR_OPAQUE = "operator-opaque"
+    VALUE_WRITTEN = "value-written"
     TOO_MANY_ARGUMENTS = "too-many-arguments"
     TARGET_CANNOT_JOIN = "target-cannot-join"
     ATTENTION_IN_PARTS = "attention-in-parts"
@@ -124,6 +125,7 @@ HINTS = {
     Code.OCCUPANCY_DROPS: "the rest of the chain is a kernel of its own; a shorter one keeps more warps busy",
     Code.OPERATOR_ALONE: "no operator before it can be computed in its kernel; one kernel for one operator",
     Code.OPERATOR_OPAQUE: "TVM computes it by itself; nothing joins it",
+    Code.VALUE_WRITTEN: "the value is computed once and written; each of the kernels reads it",
     Code.TOO_MANY_ARGUMENTS: "the operators are left to TVM's FuseOps, which splits them",
     Code.TARGET_CANNOT_JOIN: "the target's schedules cannot compute this in one kernel; cuda can do most",
     Code.ATTENTION_IN_PARTS: "scale, mask and softmax are fused as far as they go; nothing to do",

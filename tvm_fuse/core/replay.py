@@ -67,14 +67,15 @@ def _group(graph: Graph, planned: PlannedGroup) -> FusionGroup:
         if graph.nodes[node.id].op != node.operator:
             raise _wrong(planned, f"node {node.id} to be {graph.nodes[node.id].op}", node.operator)
     members = planned.members
-    named = {*planned.prologue, *planned.absorbed, *planned.also, planned.result, *_optional(planned.anchor)}
+    named = {*planned.prologue, *planned.absorbed, *planned.also, *planned.recomputed, planned.result}
+    named.update(_optional(planned.anchor))
     outside = named.difference(members)
     if not members or outside:
         raise _wrong(planned, "its anchor, result and prologue among its nodes", f"nodes {sorted(outside)}")
     steps = () if planned.anchor is None else _steps(graph, planned.anchor, planned)
     made = make_group(
         graph, planned.anchor, members, planned.result, steps, planned.prologue, planned.absorbed,
-        planned.end, planned.also,
+        planned.end, planned.also, planned.recomputed,
     )  # fmt: skip
     return replace(made, id=planned.id, name=planned.name, nodes=members)
 

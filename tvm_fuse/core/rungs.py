@@ -113,6 +113,6 @@ def rungs_by_chain(graph: Graph, plan: FusionPlan, slices: int) -> tuple[Rung, .
 def partial_plan(graph: Graph, groups: Iterable[FusionGroup]) -> FusionPlan:
     """A plan with some groups, every other operator alone."""
     groups = tuple(groups)
-    taken = {node for group in groups for node in group.nodes}
+    taken = {node for group in groups for node in group.owned}
     alone = leave_alone(graph, (node.id for node in graph.nodes if node.id not in taken))
     return FusionPlan(groups, decide_groups(graph, groups), alone)

@@ -46,7 +46,7 @@ def leave_out(graph: Graph, groups: tuple[FusionGroup, ...], options: PlanOption
         return (), alone, tuple(_by_user(group, "--fuse all", "--fuse none") for group in alone)
     kept = tuple(group for group in groups if _is_kept(group, options))
     out = [group for group in groups if group not in kept]
-    alone = tuple(one for group in out for one in leave_alone(graph, group.nodes))
+    alone = leave_alone(graph, {node for group in out for node in group.nodes})
     wanted, got = (
         ("a group that --only names", "--only " + " ".join(options.only)) if options.only else ("", "")
     )

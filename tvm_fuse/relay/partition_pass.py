@@ -100,7 +100,8 @@ def partition_chains(
             replacements.update(_replace(read, group))
         order = sort_nodes(read.graph, kernels)
         assert not isinstance(order, FusionGroup)  # checked above
-        return rebuild_function(read, replacements, order)
+        inner = {node for group in kernels for node in group.owned}.difference(replacements)
+        return rebuild_function(read, replacements, [node for node in order if node not in inner])
 
     module, changed = rewrite_functions(dissolve_groups(module), rewrite)
     layers = sum(group.layers for group in groups)
@@ -237,7 +238,12 @@ def _scaled_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[i
     if graph.nodes[node].kind is not Kind.MULTIPLY or not _takes_scale(read.expressions[group.center]):
         return ()
     values = [source for source in graph.nodes[node].inputs if source in members]
-    return tuple(v for v in values if graph.readers(v) == (node,) and _takes_scale(read.expressions[v]))
+    return tuple(
+        value
+        for value in values
+        if [reader for reader in graph.readers(value) if reader in members] == [node]
+        and _takes_scale(read.expressions[value])
+    )
 
 
 def _entering_values(read: ReadFunction, group: FusionGroup, node: int) -> tuple[int, ...]:

@@ -30,7 +30,7 @@ def rebuild_function(
     Args:
         read: The function as it was read.
         replacements: Node id -> how to make its new value.
-        order: All node ids so that what a new value needs comes before it; None is the order of the ids.
+        order: Ids of the nodes to make, each after what its new value needs; None takes all, as they are.
 
     Returns:
         A new ``relay.Function`` with the same parameters and attributes, or the same object

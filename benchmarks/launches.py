@@ -10,7 +10,6 @@ out, on both sides.
 from __future__ import annotations
 
 import json
-import subprocess
 import sys
 from collections import Counter
 from pathlib import Path
@@ -19,7 +18,7 @@ from typing import Any
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.record import RESULTS, save_results
+from benchmarks.record import RESULTS, revision, save_results
 from examples.models import MODELS, save
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import KernelCall, read_calls
@@ -89,13 +88,6 @@ def load(name: str) -> RelayModel:
             path = Path(folder, f"{name}.onnx")
             save(MODELS[name](), path)
         return load_model(path, shapes={})
-
-
-def revision() -> str:
-    """What was measured: the commit, and whether the tree had changes that are in none."""
-    commands = ("git", "rev-parse", "--short", "HEAD"), ("git", "status", "--porcelain", "-uno")
-    head, changes = (subprocess.run(c, capture_output=True, text=True, check=True).stdout for c in commands)
-    return head.strip() + (" and changes" if changes.strip() else "")
 
 
 def make_table(results: dict) -> str:

@@ -6,10 +6,12 @@ import json
 import os
 import platform
 import statistics
+import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -32,9 +34,39 @@ def describe_speedup(before: Sequence[float], after: Sequence[float]) -> dict:
     }
 
 
-def save_results(name: str, results: dict) -> None:
-    """Write ``results/NAME.json``, keeping earlier results of other entries."""
-    file = RESULTS / f"{name}.json"
+def revision() -> str:
+    """What was measured: the commit, and whether the tree had changes that are in none."""
+    commands = ("git", "rev-parse", "--short", "HEAD"), ("git", "status", "--porcelain", "-uno")
+    head, changes = (subprocess.run(c, capture_output=True, text=True, check=True).stdout for c in commands)
+    return head.strip() + (" and changes" if changes.strip() else "")
+
+
+def describe_cpu(cpuinfo: Path = Path("/proc/cpuinfo")) -> str:
+    """What a processor calls itself, with its family and model, since virtual machines hide the rest."""
+    lines = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8").splitlines())
+    facts: dict[str, str] = {}
+    for key, _, value in lines:
+        facts.setdefault(key.strip(), value.strip())
+    name, family, model = (facts.get(key, "unknown") for key in ("model name", "cpu family", "model"))
+    return f"{name}, family {family}, model {model}"
+
+
+def save_results(
+    name: str,
+    results: dict,
+    folder: Path = RESULTS,
+    machine: Mapping[str, Any] | None = None,
+    versions: Mapping[str, str] | None = None,
+) -> None:
+    """Write ``NAME.json``, keeping earlier results of other entries.
+
+    Args:
+        name: Of the file and of the script.
+        results: What was measured.
+        folder: Where the file goes.
+        machine, versions: More about them than every file has.
+    """
+    file = folder / f"{name}.json"
     kept = json.loads(file.read_text())["results"] if file.exists() else {}
     document = {
         "command": f"python benchmarks/{name}.py {' '.join(sys.argv[1:])}".strip(),
@@ -43,11 +75,17 @@ def save_results(name: str, results: dict) -> None:
             "cpu": detect_cpu(),
             "cores": len(os.sched_getaffinity(0)),
             "system": platform.platform(),
+            **(machine or {}),
         },
-        "versions": {"python": platform.python_version(), "numpy": np.__version__, "tvm": find_tvm().version},
+        "versions": {
+            "python": platform.python_version(),
+            "numpy": np.__version__,
+            "tvm": find_tvm().version,
+            **(versions or {}),
+        },
         "results": {**kept, **results},
     }
-    RESULTS.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     temporary = file.with_suffix(".tmp")
     temporary.write_text(json.dumps(document, indent=2, sort_keys=True) + "\n")
     os.replace(temporary, file)

@@ -3,6 +3,7 @@
 #   make demo    one real model through the whole pipeline
 #   make test    the tests                     (TEST_ARGS="..." goes to pytest)
 #   make lint    ruff and mypy
+#   make bench   latency on this CPU beside ONNX Runtime, OpenVINO and TVM alone
 #   make clean   removes .venv and build output
 #
 # `make PYTHON=/path/to/python3.12 test` chooses the Python of a new .venv.
@@ -18,7 +19,7 @@ SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info
 
 export PATH
 
-.PHONY: demo test lint clean
+.PHONY: demo test lint bench clean
 
 demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
@@ -30,6 +31,10 @@ lint: $(VENV)/.installed
 	$(BIN)/ruff check .
 	$(BIN)/ruff format --check .
 	$(BIN)/mypy
+
+bench: $(VENV)/.bench
+	$(BIN)/python benchmarks/profile_cpu.py
+	$(BIN)/python benchmarks/cpu.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache
@@ -48,6 +53,10 @@ $(VENV)/.created:
 
 $(VENV)/.locked: requirements.lock $(VENV)/.created
 	$(PIP) install --progress-bar off --no-deps --require-hashes --only-binary :all: -r requirements.lock
+	touch $@
+
+$(VENV)/.bench: benchmarks/requirements.lock $(VENV)/.installed
+	$(PIP) install --progress-bar off --no-deps --require-hashes --only-binary :all: -r benchmarks/requirements.lock
 	touch $@
 
 # New modules are found without this; a new package or a change to what is built is not.

@@ -23,11 +23,10 @@ from importlib.util import find_spec
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_pages import write_pages
-from benchmarks.interleave import describe_saving, describe_speedup, describe_times, run_rounds
+from benchmarks.interleave import Timed, describe_saving, describe_speedup, describe_times, run_rounds
 from benchmarks.record import RESULTS, describe_cpu, revision, save_results
 from tvm_fuse.core.cpu import read_cpu
 
@@ -38,13 +37,16 @@ OTHERS = ("onnxruntime", "openvino", "tvm_opt_level_3")
 APART = ("folded_apart", "unfolded_apart")
 
 
-def describe(name: str, batch: int, threads: int, times: dict[str, list[list[float]]]) -> dict:
+def describe(name: str, batch: int, threads: int, timed: Timed) -> dict:
     """One row of the results, from the times of all forms."""
+    times = timed.times
     return {
         "model": name,
         "batch": batch,
         "threads": threads,
         "rounds": len(times[OURS]),
+        "rounds_left_out": timed.left_out,
+        "others_percent": timed.others_percent,
         "ms": {form: describe_times(turns) for form, turns in times.items()},
         "speedup_of_tvm_fuse": {form: describe_speedup(times, form, OURS) for form in OTHERS},
         "saved_by_fusion_percent": {form: describe_saving(times, form, OURS) for form in APART},
@@ -126,7 +128,7 @@ def run_all(args: argparse.Namespace) -> None:
     versions = {name: version(name) for name in ("onnxruntime", "openvino")}
     save_results("cpu", results, args.out, machine, versions)
     if args.out == RESULTS:
-        write_pages(ROOT)
+        write_pages()
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

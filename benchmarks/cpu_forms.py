@@ -3,7 +3,7 @@
 ======================  =====================================================================================
 ``tvm_fuse``            folded, fused, our layouts and schedules
 ``folded_apart``        the same layouts and schedules, batch norms folded, each operator a kernel of its own
-``unfolded_apart``      the same, and batch norms left as they are: a multiply and an add after the convolution
+``unfolded_apart``      the same, and batch norms not folded: a multiply and an add after the convolution
 ``tvm_opt_level_3``     TVM alone: all its passes, its own layouts and schedules, not tuned
 ``onnxruntime``         ONNX Runtime's CPU provider, all its optimizations
 ``openvino``            OpenVINO, float32 arithmetic (it would take bfloat16 where there is hardware for it)
@@ -24,12 +24,14 @@ from examples.models import MODELS, save
 from tvm_fuse.core.cpu import detect_cpu
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import build_fused
-from tvm_fuse.relay.fuse import fuse_model
+from tvm_fuse.relay.constant_pass import fold_all_constants, fold_constants
+from tvm_fuse.relay.fuse import FusedModel, FuseOptions, fuse_model
 from tvm_fuse.relay.layout_pass import PREFIX_PASSES, decide_layout
 from tvm_fuse.relay.load import load_model
 from tvm_fuse.relay.target import resolve_target
+from tvm_fuse.relay.winograd_pass import use_winograd
 
-__all__ = ["build_forms", "open_forms", "target_of"]
+__all__ = ["build_apart", "build_forms", "build_stock", "lay_out_unfolded", "open_forms", "target_of"]
 
 INPUT = "input"
 OURS = ("tvm_fuse", "folded_apart", "unfolded_apart")
@@ -41,6 +43,11 @@ _TOLERANCE = 1e-3
 def target_of(threads: int) -> Any:
     """This machine's CPU, for a number of threads."""
     return resolve_target(f"llvm -mcpu={detect_cpu()} -num-cores={threads}")
+
+
+def make_image(batch: int) -> np.ndarray:
+    """The input of all forms."""
+    return np.random.default_rng(0).standard_normal((batch, 3, 224, 224)).astype("float32")
 
 
 def build_forms(folder: Path, name: str, batch: int, threads: tuple[int, ...]) -> None:
@@ -55,9 +62,8 @@ def build_forms(folder: Path, name: str, batch: int, threads: tuple[int, ...]) -
     file = _model_file(folder, name, batch)
     save(MODELS[name](batch=batch), file)
     model, target = load_model(file, shapes={}), target_of(max(threads))
-    fused = fuse_model(model, target)
-    with tvm.transform.PassContext(disabled_pass=["FoldScaleAxis", "BackwardFoldScaleAxis"]):
-        unfolded = decide_layout(fused.reference, target)
+    fused = fuse_model(model, target, FuseOptions(records=None))
+    unfolded = lay_out_unfolded(fused, target)
     for count in threads:
         on = target_of(count)
         _export(build_fused(fused.module, on).library, folder, name, batch, count, "tvm_fuse")
@@ -66,17 +72,34 @@ def build_forms(folder: Path, name: str, batch: int, threads: tuple[int, ...]) -
     _export(build_stock(model.module), folder, name, batch, None, "tvm_opt_level_3")
 
 
+def lay_out_unfolded(fused: FusedModel, target: Any) -> Any:
+    """The model as it came in the layouts of the fused one; TVM must not fold batch norms, either."""
+    with tvm.transform.PassContext(disabled_pass=["FoldScaleAxis", "BackwardFoldScaleAxis"]):
+        return decide_layout(fused.reference, target)
+
+
 def build_apart(module: Any, target: Any) -> Any:
-    """Build a module in its final layouts with each operator a kernel of its own."""
+    """Build a module in its final layouts with each operator a kernel of its own: as ``build_fused`` does."""
+    module = use_winograd(module, target)
     config = {"tir.disable_assert": True, "relay.FuseOps.max_depth": 1}
     with tvm.transform.PassContext(opt_level=3, disabled_pass=list(PREFIX_PASSES), config=config):
         return relay.build(module, target=target)
 
 
 def build_stock(module: Any) -> Any:
-    """TVM's own best effort without tuning: every pass of opt_level 3, its own schedules."""
+    """TVM's own best effort without tuning: every pass of opt_level 3, its own schedules.
+
+    Operators on constants are computed in NumPy between the passes. TVM compiles each of them, which gives
+    the same graph and takes six times as long.
+    """
+    target = tvm.target.Target(f"llvm -mcpu={detect_cpu()}")
+    module = fold_constants(relay.transform.SimplifyInference()(relay.transform.InferType()(module)))
+    prefix = tvm.get_global_func("relay.backend.GetPassPrefixSeq")(True, False)
+    with target, tvm.transform.PassContext(opt_level=3, disabled_pass=["FoldConstant"]):
+        module = prefix(module)
+    module = fold_all_constants(module)
     with tvm.transform.PassContext(opt_level=3):
-        return relay.build(module, target=tvm.target.Target(f"llvm -mcpu={detect_cpu()}"))
+        return relay.build(module, target=target)
 
 
 def open_forms(folder: Path, name: str, batch: int, threads: int) -> list[Contestant]:
@@ -95,7 +118,7 @@ def open_forms(folder: Path, name: str, batch: int, threads: int) -> list[Contes
     Raises:
         SystemExit: A form computes something else.
     """
-    image = np.random.default_rng(0).standard_normal((batch, 3, 224, 224)).astype("float32")
+    image = make_image(batch)
     file = _model_file(folder, name, batch)
     pairs = {form: _open_tvm(_library_file(folder, name, batch, threads, form), image) for form in OURS}
     pairs["tvm_opt_level_3"] = _open_tvm(_library_file(folder, name, batch, None, "tvm_opt_level_3"), image)

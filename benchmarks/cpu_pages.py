@@ -13,19 +13,19 @@ from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
-sys.path.insert(0, str(ROOT))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu_plot import draw
 
-__all__ = ["PAGES", "TABLES", "fill", "write_pages"]
+__all__ = ["PAGES", "TABLES", "fill", "read_results", "write_pages"]
+
+ROOT = Path(__file__).resolve().parents[1]
 
 TITLES = {"resnet50": "ResNet-50", "mobilenet_v2": "MobileNetV2", "efficientnet_b0": "EfficientNet-B0"}
 FORMS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", "tvm_opt_level_3": "TVM, not tuned"}
 PAGES = ("README.md", "docs/cpu.md")
+NOT_MEASURED = "Not yet measured."
 _TOP_KERNELS = 6
-
-Documents = Mapping[str, Mapping[str, Any]]
 
 
 def compare_table(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -57,12 +57,13 @@ def fusion_table(rows: Sequence[Mapping[str, Any]]) -> str:
 def run_line(document: Mapping[str, Any]) -> str:
     """Where, when and with what: one sentence."""
     machine, versions = document["machine"], document["versions"]
-    load = machine["load_average_before"][0]
+    load, rows = machine["load_average_before"][0], document["results"]["rows"]
     return (
         f"{machine['model']} ({machine['cores']} cores, built for {machine['cpu']}), {document['date']}, "
         f"load before the run {load:g}; revision {document['results']['revision']}; "
         f"ONNX Runtime {versions['onnxruntime']}, OpenVINO {versions['openvino'].split('-')[0]}, "
-        f"TVM {versions['tvm']}; rounds: {_span([row['rounds'] for row in document['results']['rows']])}."
+        f"TVM {versions['tvm']}; {_span([row['rounds'] for row in rows])} rounds, in which other processes "
+        f"took at most {max(row['others_percent'] for row in rows):g} % of the machine."
     )
 
 
@@ -92,7 +93,9 @@ def peak_line(document: Mapping[str, Any]) -> str:
     return (
         f"{document['machine']['model']}, {results['threads']} threads, batch {results['batch']}, "
         f"{document['date']}, revision {results['revision']}: multiply-adds in registers reach "
-        f"{results['peak_gflop_per_s']:.0f} GFLOP/s."
+        f"{results['peak_gflop_per_s']:.0f} GFLOP/s; others took at most "
+        f"{max(model['others_percent'] for model in results['models'].values()):g} % of the machine. "
+        "[All kernels](../benchmarks/results/profile_cpu.json)."
     )
 
 
@@ -102,31 +105,35 @@ def _all_cores(document: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     return [row for row in rows if row["threads"] == most]
 
 
-#: Name of a table -> how it is made from the result files.
-TABLES: Mapping[str, Callable[[Documents], str]] = {
-    "compared on all cores": lambda files: compare_table(_all_cores(files["cpu"])),
-    "fusion on all cores": lambda files: fusion_table(_all_cores(files["cpu"])),
-    "compared": lambda files: compare_table(files["cpu"]["results"]["rows"]),
-    "fusion": lambda files: fusion_table(files["cpu"]["results"]["rows"]),
-    "run": lambda files: run_line(files["cpu"]),
-    "kernels": lambda files: kernel_table(files["profile_cpu"]),
-    "peak": lambda files: peak_line(files["profile_cpu"]),
+#: Name of a table -> its result file, and how it is made.
+TABLES: Mapping[str, tuple[str, Callable[[Mapping[str, Any]], str]]] = {
+    "compared on all cores": ("cpu", lambda document: compare_table(_all_cores(document))),
+    "fusion on all cores": ("cpu", lambda document: fusion_table(_all_cores(document))),
+    "compared": ("cpu", lambda document: compare_table(document["results"]["rows"])),
+    "fusion": ("cpu", lambda document: fusion_table(document["results"]["rows"])),
+    "run": ("cpu", run_line),
+    "picture": ("cpu", lambda document: "![The table as bars](../benchmarks/results/cpu.svg)"),
+    "kernels": ("profile_cpu", kernel_table),
+    "peak": ("profile_cpu", peak_line),
 }
 
 
-def fill(text: str, files: Documents) -> str:
+def fill(text: str, files: Mapping[str, Any]) -> str:
     """Put the tables of the result files between the comments of a page."""
 
     def table(match: re.Match[str]) -> str:
-        return f"{match[1]}{TABLES[match[2]](files)}\n<!-- end -->"
+        file, make = TABLES[match[2]]
+        made = make(files[file]) if file in files else NOT_MEASURED
+        return f"{match[1]}{made}\n<!-- end -->"
 
     return re.sub(r"(<!-- cpu: ([a-z ]+) -->\n).*?<!-- end -->", table, text, flags=re.DOTALL)
 
 
 def read_results(root: Path) -> dict[str, Any]:
-    """The committed result files, by name."""
+    """The committed result files that are there, by name."""
     folder = root / "benchmarks" / "results"
-    return {name: json.loads((folder / f"{name}.json").read_text()) for name in ("cpu", "profile_cpu")}
+    files = {name: folder / f"{name}.json" for name in ("cpu", "profile_cpu")}
+    return {name: json.loads(file.read_text()) for name, file in files.items() if file.exists()}
 
 
 def write_pages(root: Path = ROOT) -> None:
@@ -135,8 +142,9 @@ def write_pages(root: Path = ROOT) -> None:
     for name in PAGES:
         page = root / name
         page.write_text(fill(page.read_text(encoding="utf-8"), files), encoding="utf-8")
-    picture = root / "benchmarks" / "results" / "cpu.svg"
-    picture.write_text(draw(files["cpu"]["results"]["rows"]), encoding="utf-8")
+    if "cpu" in files:
+        picture = root / "benchmarks" / "results" / "cpu.svg"
+        picture.write_text(draw(files["cpu"]["results"]["rows"]), encoding="utf-8")
 
 
 _WHAT = ("model, batch, threads",)

@@ -64,7 +64,8 @@ def save_results(
         name: Of the file and of the script.
         results: What was measured.
         folder: Where the file goes.
-        machine, versions: More about them than every file has.
+        machine: More about it than every file has.
+        versions: Of further packages.
     """
     file = folder / f"{name}.json"
     kept = json.loads(file.read_text())["results"] if file.exists() else {}

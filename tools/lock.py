@@ -1,16 +1,17 @@
-"""Writes requirements.lock from requirements.in: exact versions, with the hashes of PyPI's wheels.
+"""Writes requirements.lock beside each requirements.in: exact versions, with the hashes of PyPI's wheels.
 
 For each requirement and each supported Python it takes the newest release with a wheel for
 Linux x86-64; where the Pythons differ, one line each with an environment marker. There is no
 dependency resolution: requirements.in names every package, and the tests are the proof.
 
-Usage: python tools/lock.py        (needs `packaging` and the network)
+Usage: python tools/lock.py [FOLDER ...]    (the root and benchmarks if none; needs `packaging`, network)
 """
 
 from __future__ import annotations
 
 import json
 import re
+import sys
 import urllib.request
 from pathlib import Path
 
@@ -126,12 +127,13 @@ def marker_for(pythons: list[str]) -> str:
 
 
 def main() -> None:
-    """Reads requirements.in and writes requirements.lock beside it."""
-    lines = ["# Written by tools/lock.py from requirements.in; do not edit.", ""]
-    for line in (ROOT / "requirements.in").read_text().splitlines():
-        if line and not line.startswith("#"):
-            lines += lock_requirement(line)
-    (ROOT / "requirements.lock").write_text("\n".join(lines) + "\n")
+    """Reads each requirements.in and writes requirements.lock beside it."""
+    for folder in map(Path, sys.argv[1:] or (ROOT, ROOT / "benchmarks")):
+        lines = ["# Written by tools/lock.py from requirements.in; do not edit.", ""]
+        for line in (folder / "requirements.in").read_text().splitlines():
+            if line and not line.startswith("#"):
+                lines += lock_requirement(line)
+        (folder / "requirements.lock").write_text("\n".join(lines) + "\n")
 
 
 if __name__ == "__main__":

@@ -1,7 +1,8 @@
 """Give Relay our schedules for CPUs, for targets with the key ``tvm_fuse`` only.
 
-Convolutions in the blocked layout that ``cpu_layout.py`` decides, static and float32, and global pools. What
-no schedule of ours fits goes to TVM's own strategy.
+Convolutions in the blocked layout that ``cpu_layout.py`` decides, static and float32, and global pools; float32
+exp, log, sigmoid, tanh and erf, alone or in any group, are computed by ``schedules/cpu_math.py``. What none of
+ours fits goes to TVM's own strategy.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ from tvm_fuse_schedules.cpu_conv2d import BlockedConv
 __all__ = ["blocked_conv", "register_cpu_schedules"]
 
 _CONVOLUTIONS = ("conv2d_NCHWc", "depthwise_conv2d_NCHWc")
+_FUNCTIONS = ("erf", "exp", "log", "sigmoid", "tanh")
 _GLOBAL_POOLS = ("nn.global_avg_pool2d", "nn.global_max_pool2d")
 
 
@@ -24,6 +26,8 @@ def register_cpu_schedules() -> None:
     """Register every strategy once."""
     for name in _CONVOLUTIONS:
         _generic(name).register(functools.partial(_conv_strategy, name), [TARGET_KEY])
+    for name in _FUNCTIONS:
+        _generic(name).register(functools.partial(_function_strategy, name), [TARGET_KEY])
     for name in _GLOBAL_POOLS:
         _generic(name).register(functools.partial(_global_pool_strategy, name), [TARGET_KEY])
 
@@ -35,9 +39,7 @@ def _generic(name: str) -> Any:
 def _conv_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
     kernel = _plan_conv(name, attrs, inputs, target)
     if kernel is None:
-        plain = without_our_key(target)
-        with plain:
-            return _generic(name)(attrs, inputs, out_type, plain)
+        return _plain_strategy(name, attrs, inputs, out_type, target)
     strategy = relay.op.OpStrategy()
     strategy.add_implementation(
         lambda attrs, inputs, out_type: [kernel.compute(*inputs)],
@@ -45,6 +47,13 @@ def _conv_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: An
         name=f"{name}.tvm_fuse",
     )
     return strategy
+
+
+def _plain_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
+    """TVM's own."""
+    plain = without_our_key(target)
+    with plain:
+        return _generic(name)(attrs, inputs, out_type, plain)
 
 
 def _plan_conv(name: str, attrs: Any, inputs: Any, target: Any) -> Any | None:
@@ -74,6 +83,21 @@ def blocked_conv(attrs: Any, data: tuple[int, ...], weight: tuple[int, ...]) -> 
 
 def _is_static(tensor: Any) -> bool:
     return all(isinstance(size, tvm.tir.IntImm) for size in tensor.shape)
+
+
+def _function_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
+    from tvm_fuse_schedules.cpu_math import apply
+
+    (data,) = inputs
+    if str(data.dtype) != "float32":
+        return _plain_strategy(name, attrs, inputs, out_type, target)
+    strategy = relay.op.OpStrategy()
+    strategy.add_implementation(
+        lambda attrs, inputs, out_type: [apply(name, inputs[0])],
+        relay.op.strategy.schedule_injective,
+        name=f"{name}.tvm_fuse",
+    )
+    return strategy
 
 
 def _global_pool_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:

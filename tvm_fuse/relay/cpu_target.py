@@ -34,7 +34,9 @@ def cpu_of(target: Any) -> Cpu:
 
 
 def without_our_key(target: Any) -> Any:
-    """The same target, for TVM's own schedules."""
+    """The same target, for TVM's own schedules; any other is returned as it is."""
+    if TARGET_KEY not in target.keys:
+        return target
     fields = dict(target.export())
     fields["keys"] = [str(key) for key in target.keys if key != TARGET_KEY]
     return tvm.target.Target(fields)

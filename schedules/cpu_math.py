@@ -16,9 +16,9 @@ A schedule sees one call of an intrinsic of ours, ``tir.tvm_fuse_exp``, so loops
 as with TVM's; ``tir.LowerIntrin``, nearly the last pass, writes the arithmetic, for vectors too. TVM's own
 intrinsics, and so everybody else's kernels, are left alone. A third function around two others becomes TVM's.
 
-Source: exp and log after Cephes (S. Moshier) ``expf`` and ``logf``, the former with a polynomial of our own (a
-minimax fit of ``(exp(f) - 1 - f) / f**2``, relative error 3e-9 of exp); the splitting of ``log`` after musl's
-``logf``; tanh and erf with the coefficients of Eigen's ``ptanh_float`` and ``erf``.
+Source: exp and log after Cephes (S. Moshier) ``expf`` and ``logf``, the former with a polynomial of our own
+(a minimax fit of ``(exp(f) - 1 - f) / f**2``, relative error 3e-9 of exp); the splitting of ``log`` after
+musl's ``logf``; tanh and erf with the coefficients of Eigen's ``ptanh_float`` and ``erf``.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ __all__ = [
 ]
 
 _PREFIX = "tir.tvm_fuse_"
-#: So many of our functions may be within one another. TVM's code generator simplifies the value of each ``Let``
-#: with all others written out: two take milliseconds, three a fifth of a second, four seconds.
+#: So many of our functions may be within one another. TVM's code generator simplifies the value of each
+#: ``Let`` with all others written out: two take milliseconds, three a fifth of a second, four take seconds.
 _DEEPEST = 2
 #: Beyond it tanh of softplus is 1.
 _MISH_BOUND = 20.0

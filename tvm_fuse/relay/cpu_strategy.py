@@ -1,8 +1,8 @@
 """Give Relay our schedules for CPUs, for targets with the key ``tvm_fuse`` only.
 
-Convolutions in the blocked layout that ``cpu_layout.py`` decides, static and float32, and global pools; float32
-exp, log, sigmoid, tanh and erf, alone or in any group, are computed by ``schedules/cpu_math.py``. What none of
-ours fits goes to TVM's own strategy.
+Convolutions in the blocked layout that ``cpu_layout.py`` decides, static and float32, and global pools;
+float32 exp, log, sigmoid, tanh and erf, alone or in any group, are those of ``schedules/cpu_math.py``. What
+none of ours fits goes to TVM's own strategy.
 """
 
 from __future__ import annotations

@@ -6,12 +6,13 @@ may be tried at all; whether it pays is for ``PlanOptions.accept``.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
-from dataclasses import dataclass
+import re
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tvm_fuse.core.errors import UsageError
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, INJECTIVE_KINDS, VIEW_KINDS, Kind
+from tvm_fuse.core.graph import ELEMENTWISE_KINDS, INJECTIVE_KINDS, VIEW_KINDS, ConvAttrs, Graph, Kind, Node
 
 __all__ = ["CAPABILITIES", "CHEAP_KINDS", "MOST_TOGETHER", "Capability", "capability_of"]
 
@@ -36,6 +37,9 @@ CHEAP_KINDS = frozenset(
 )
 
 
+_BLOCKED = re.compile(r"NCHW[0-9]+c")
+
+
 @dataclass(frozen=True)
 class Capability:
     """What one kind of target can do.
@@ -46,12 +50,36 @@ class Capability:
             ``normalization``).
         most_arguments: Most tensors that a kernel takes, results included.
         most_results: Most results of one kernel of elementwise operators.
+        requires: Family -> what an anchor must be for a prologue; a family that is not named: anything.
     """
 
     prologue: Mapping[str, frozenset[Kind]]
     joined: frozenset[str]
     most_arguments: int
     most_results: int
+    requires: Mapping[str, Callable[[Graph, Node], bool]] = field(default_factory=dict)
+
+    def prologue_of(self, family: str, graph: Graph, anchor: Node) -> frozenset[Kind]:
+        """Kinds that can be computed while an anchor of a family reads its operands."""
+        requires = self.requires.get(family)
+        if requires is not None and not requires(graph, anchor):
+            return frozenset()
+        return self.prologue.get(family, frozenset())
+
+
+def is_blocked_conv2d(graph: Graph, node: Node) -> bool:
+    """Whether a schedule of ours computes a convolution on a CPU: it copies the rows that it reads."""
+    attrs = node.attrs
+    if node.kind is not Kind.CONV2D or not isinstance(attrs, ConvAttrs):
+        return False
+    tensors = (*(graph.nodes[source].output for source in node.inputs[:2]), node.output)
+    if any(tensor.dtype != "float32" or not tensor.is_static for tensor in tensors):
+        return False
+    layouts = (attrs.data_layout, attrs.out_layout or attrs.data_layout)
+    if any(_BLOCKED.fullmatch(layout) is None for layout in layouts):
+        return False
+    data = tensors[0].shape
+    return attrs.groups == 1 or attrs.groups == int(data[1]) * int(data[4]) == attrs.channels
 
 
 #: TVM's own schedules of reductions inline what is read, on every target.
@@ -76,7 +104,18 @@ CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
             512,
             MOST_TOGETHER,
         ),
-        "cpu": Capability(MappingProxyType(_REDUCED), frozenset(), 512, MOST_TOGETHER),
+        "cpu": Capability(
+            MappingProxyType(
+                {
+                    **_REDUCED,
+                    "conv": CHEAP_KINDS | VIEW_KINDS | {Kind.LAYOUT_TRANSFORM, Kind.PAD, Kind.SLICE},
+                }
+            ),
+            frozenset(),
+            512,
+            MOST_TOGETHER,
+            MappingProxyType({"conv": is_blocked_conv2d}),
+        ),
         # Schedules of others. Metal takes 31 arguments, the fewest of TVM's targets.
         "other": Capability(MappingProxyType(_REDUCED), frozenset(), 31, 1),
     }

@@ -235,7 +235,7 @@ def _check_before(
     after: frozenset[int],
     capability: Capability,
 ) -> tuple[str, str] | None:
-    kinds, members = capability.prologue.get(family.name, frozenset()), frozenset(before)
+    kinds, members = capability.prologue_of(family.name, graph, anchor), frozenset(before)
     for node in map(graph.nodes.__getitem__, before):
         if node.kind not in kinds and node.kind is not Kind.TUPLE:
             return f"operators before {anchor.op} that the target can compute with it", f"{node} ({node.op})"

@@ -157,7 +157,7 @@ class _Reads:
             if len(graph.readers(node.id)) != 1 or node.output.shape != graph.nodes[value].output.shape:
                 return False
             if family in LAYERS:
-                kinds = self.capability.prologue.get(family.name, frozenset())
+                kinds = self.capability.prologue_of(family.name, graph, node)
                 return node.id not in self.siblings.layers and Kind.SLICE in kinds
             if node.kind not in ELEMENTWISE_KINDS:
                 return False
@@ -169,7 +169,7 @@ class _Reads:
         graph, family = self.graph, family_of(reader.kind)
         if family is None or entering[-1] not in [reader.inputs[index] for index in family.entries[:1]]:
             return False
-        kinds = self.capability.prologue.get(family.name, frozenset())
+        kinds = self.capability.prologue_of(family.name, graph, reader)
         computed = entering[1:]
         if Kind.SLICE not in kinds or not all(graph.nodes[node].kind in kinds for node in computed):
             return False

@@ -287,7 +287,7 @@ class _Planner:
     def _find_prologue(self, family: Family, chain: Chain) -> tuple[int, ...]:
         graph, anchor = self.graph, self.graph.nodes[chain.anchor]
         entries = [anchor.inputs[index] for index in family.entries if index < len(anchor.inputs)]
-        kinds = self.capability.prologue.get(family.name, frozenset())
+        kinds = self.capability.prologue_of(family.name, graph, anchor)
         limit = self.most(MOST_EVALUATIONS if family.rule == "reduce" else MOST_OPERATORS)
         found = find_region(graph, chain.nodes, entries, lambda node: self._may_join(node, kinds), limit)
         beside = self._find_beside(chain, kinds)

@@ -113,7 +113,7 @@ def choose_conv_tile(shape: ConvShape, cpu: Cpu, only_whole: bool = False) -> Co
         for blocks in _divisors(shape.blocks)
         for pixels in range(1, min(shape.columns, _MOST_PIXELS) + 1)
         if not (only_whole and shape.columns % pixels)
-        if blocks * pixels + blocks + _FREE_REGISTERS <= cpu.registers or blocks * pixels == 1
+        if _fit_in_registers(blocks, pixels, cpu) or blocks * pixels == 1
     ]
     by_rows = _prefers_rows(shape, cpu)
 
@@ -140,6 +140,16 @@ def choose_pixels(columns: int, most: int) -> int:
 def shares(tasks: int, threads: int) -> float:
     """How much longer a thread works than if the tasks were shared evenly; 1 or more."""
     return math.ceil(tasks / threads) * threads / tasks
+
+
+def _fit_in_registers(blocks: int, pixels: int, cpu: Cpu) -> bool:
+    """Whether LLVM keeps a tile in registers.
+
+    With several blocks it loads all pixels of a step at once, each into a register of its own: 2 blocks of 11
+    pixels spill with 32 registers, 2 of 10 do not.
+    """
+    sums = blocks * pixels + blocks
+    return sums + _FREE_REGISTERS <= cpu.registers and (blocks == 1 or sums + pixels <= cpu.registers)
 
 
 def _prefers_rows(shape: ConvShape, cpu: Cpu) -> bool:

@@ -12,7 +12,16 @@ from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from tvm_fuse.core.errors import UsageError
-from tvm_fuse.core.graph import ELEMENTWISE_KINDS, INJECTIVE_KINDS, VIEW_KINDS, ConvAttrs, Graph, Kind, Node
+from tvm_fuse.core.graph import (
+    ELEMENTWISE_KINDS,
+    INJECTIVE_KINDS,
+    VIEW_KINDS,
+    ConvAttrs,
+    DenseAttrs,
+    Graph,
+    Kind,
+    Node,
+)
 
 __all__ = ["CAPABILITIES", "CHEAP_KINDS", "MOST_TOGETHER", "Capability", "capability_of"]
 
@@ -38,6 +47,7 @@ CHEAP_KINDS = frozenset(
 
 
 _BLOCKED = re.compile(r"NCHW[0-9]+c")
+_PACKED = re.compile(r"OI[0-9]+o")
 
 
 @dataclass(frozen=True)
@@ -72,18 +82,31 @@ def is_blocked_conv2d(graph: Graph, node: Node) -> bool:
     attrs = node.attrs
     if node.kind is not Kind.CONV2D or not isinstance(attrs, ConvAttrs):
         return False
-    tensors = (*(graph.nodes[source].output for source in node.inputs[:2]), node.output)
-    if any(tensor.dtype != "float32" or not tensor.is_static for tensor in tensors):
+    if not _is_static_float32(graph, node):
         return False
     layouts = (attrs.data_layout, attrs.out_layout or attrs.data_layout)
     if any(_BLOCKED.fullmatch(layout) is None for layout in layouts):
         return False
-    data = tensors[0].shape
+    data = graph.nodes[node.inputs[0]].output.shape
     return attrs.groups == 1 or attrs.groups == int(data[1]) * int(data[4]) == attrs.channels
+
+
+def is_packed_dense(graph: Graph, node: Node) -> bool:
+    """Whether a schedule of ours computes a dense layer on a CPU: it copies its rows, which are few."""
+    is_dense = node.kind is Kind.DENSE and isinstance(node.attrs, DenseAttrs)
+    return is_dense and bool(_PACKED.fullmatch(node.attrs.kernel_layout)) and _is_static_float32(graph, node)
+
+
+def _is_static_float32(graph: Graph, node: Node) -> bool:
+    tensors = (*(graph.nodes[source].output for source in node.inputs[:2]), node.output)
+    return all(tensor.dtype == "float32" and tensor.is_static for tensor in tensors)
 
 
 #: TVM's own schedules of reductions inline what is read, on every target.
 _REDUCED = {"reduce": INJECTIVE_KINDS | {Kind.TUPLE}}
+
+#: What our schedules for CPUs compute while they copy what they read.
+_COPIED = CHEAP_KINDS | VIEW_KINDS | {Kind.LAYOUT_TRANSFORM, Kind.PAD, Kind.SLICE}
 
 #: Kind of target -> what its schedules can do.
 CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
@@ -108,13 +131,14 @@ CAPABILITIES: Mapping[str, Capability] = MappingProxyType(
             MappingProxyType(
                 {
                     **_REDUCED,
-                    "conv": CHEAP_KINDS | VIEW_KINDS | {Kind.LAYOUT_TRANSFORM, Kind.PAD, Kind.SLICE},
+                    "conv": _COPIED,
+                    "matrix": _COPIED,
                 }
             ),
             frozenset(),
             512,
             MOST_TOGETHER,
-            MappingProxyType({"conv": is_blocked_conv2d}),
+            MappingProxyType({"conv": is_blocked_conv2d, "matrix": is_packed_dense}),
         ),
         # Schedules of others. Metal takes 31 arguments, the fewest of TVM's targets.
         "other": Capability(MappingProxyType(_REDUCED), frozenset(), 31, 1),

@@ -1,4 +1,4 @@
-"""Blocked layouts for convolutions on a CPU.
+"""Blocked layouts for convolutions and dense layers on a CPU.
 
 A tensor's block follows from its channels alone: as many as a vector holds, or half of it, or a quarter.
 So what one layer writes, the next one reads as it is, and transforms are left at the edges of the network.
@@ -21,8 +21,9 @@ _MOST_COLOURS = 4
 
 @functools.cache
 def register_cpu_layouts() -> None:
-    """Register once what AlterOpLayout asks about a convolution."""
+    """Register once what AlterOpLayout asks about a convolution or a dense layer."""
     tvm.topi.nn.conv2d_alter_layout.register(TARGET_KEY, _alter_conv2d)
+    tvm.topi.nn.dense_alter_layout.register(TARGET_KEY, _alter_dense)
 
 
 def block_of(channels: int, lanes: int) -> int:
@@ -73,3 +74,26 @@ def _is_ours(attrs: Any, data: Any, weight: Any, result: Any) -> bool:
         return False
     groups = int(attrs.groups)
     return groups == 1 or groups == int(data.shape[1]) == int(weight.shape[0])
+
+
+def _alter_dense(attrs: Any, inputs: Any, tensors: Any, out_type: Any) -> Any:
+    target = tvm.target.Target.current()
+    data, weight = tensors
+    if not _is_our_dense(inputs, data, weight, out_type):
+        with without_our_key(target):
+            return tvm.topi.nn.dense_alter_layout(attrs, inputs, tensors, out_type)
+    block = _dense_block(int(weight.shape[0]), cpu_of(target).lanes)
+    return relay.nn.contrib_dense_pack(*inputs, weight_layout=f"NC{block}n", out_dtype="float32")
+
+
+def _dense_block(channels: int, lanes: int) -> int:
+    """The block of `block_of`; where that is a small part of a vector, the most channels that fit in one."""
+    block = block_of(channels, lanes)
+    return block if block * 4 >= lanes else max(size for size in range(1, lanes + 1) if channels % size == 0)
+
+
+def _is_our_dense(inputs: Any, data: Any, weight: Any, result: Any) -> bool:
+    """Whether it is a dense layer that a schedule of ours computes; other weights are packed at run time."""
+    if not isinstance(inputs[1], relay.Constant) or {data.dtype, weight.dtype, result.dtype} != {"float32"}:
+        return False
+    return all(isinstance(size, tvm.tir.IntImm) for size in (*data.shape, *weight.shape))

@@ -1,14 +1,15 @@
 """Give Relay our schedules for CPUs, for targets with the key ``tvm_fuse`` only.
 
-Convolutions in the blocked layout that ``cpu_layout.py`` decides, static and float32, and global pools;
-float32 exp, log, sigmoid, tanh and erf, alone or in any group, are those of ``schedules/cpu_math.py``. What
-none of ours fits goes to TVM's own strategy.
+Convolutions and dense layers in the blocked layouts that ``cpu_layout.py`` decides, static and float32, and
+global pools; float32 exp, log, sigmoid, tanh and erf, alone or in any group, are those of
+``schedules/cpu_math.py``. What none of ours fits goes to TVM's own strategy.
 """
 
 from __future__ import annotations
 
 import functools
-from typing import Any
+import re
+from typing import Any, Callable
 
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.cpu_target import TARGET_KEY, cpu_of, without_our_key
@@ -25,7 +26,12 @@ _GLOBAL_POOLS = ("nn.global_avg_pool2d", "nn.global_max_pool2d")
 def register_cpu_schedules() -> None:
     """Register every strategy once."""
     for name in _CONVOLUTIONS:
-        _generic(name).register(functools.partial(_conv_strategy, name), [TARGET_KEY])
+        _generic(name).register(
+            functools.partial(_layer_strategy, name, functools.partial(_plan_conv, name)), [TARGET_KEY]
+        )
+    _generic("dense_pack").register(
+        functools.partial(_layer_strategy, "dense_pack", _plan_dense), [TARGET_KEY]
+    )
     for name in _FUNCTIONS:
         _generic(name).register(functools.partial(_function_strategy, name), [TARGET_KEY])
     for name in _GLOBAL_POOLS:
@@ -36,13 +42,15 @@ def _generic(name: str) -> Any:
     return tvm.target.get_native_generic_func(f"{name}_strategy")
 
 
-def _conv_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
-    kernel = _plan_conv(name, attrs, inputs, target)
+def _layer_strategy(
+    name: str, plan: Callable[..., Any], attrs: Any, inputs: Any, out_type: Any, target: Any
+) -> Any:
+    kernel = plan(attrs, inputs, target)
     if kernel is None:
         return _plain_strategy(name, attrs, inputs, out_type, target)
     strategy = relay.op.OpStrategy()
     strategy.add_implementation(
-        lambda attrs, inputs, out_type: [kernel.compute(*inputs)],
+        lambda attrs, inputs, out_type: [kernel.compute(*inputs[:2])],
         lambda attrs, outs, target: kernel.schedule(outs[0]),
         name=f"{name}.tvm_fuse",
     )
@@ -60,11 +68,8 @@ def _plan_conv(name: str, attrs: Any, inputs: Any, target: Any) -> Any | None:
     """The kernel of a convolution; None where none of ours fits: dynamic shapes, other dtypes, groups."""
     from tvm_fuse_schedules.cpu_conv2d import plan_conv2d
     from tvm_fuse_schedules.cpu_depthwise import plan_depthwise
-    from tvm_fuse_schedules.cuda_joined import has_sums
 
-    if {str(tensor.dtype) for tensor in inputs} != {"float32"} or not all(map(_is_static, inputs)):
-        return None
-    if any(map(has_sums, inputs)):
+    if not _are_plain(inputs):
         return None
     data, weight = (tuple(map(int, tensor.shape)) for tensor in inputs)
     conv = blocked_conv(attrs, data, weight)
@@ -72,6 +77,26 @@ def _plan_conv(name: str, attrs: Any, inputs: Any, target: Any) -> Any | None:
         return plan_conv2d(conv, cpu_of(target)) if int(attrs.groups) == 1 else None
     is_one_to_one = (weight[0], weight[5]) == (data[1], data[4])
     return plan_depthwise(conv, cpu_of(target)) if is_one_to_one else None
+
+
+def _plan_dense(attrs: Any, inputs: Any, target: Any) -> Any | None:
+    """The kernel of a dense layer with packed weights; None where none of ours fits."""
+    from tvm_fuse_schedules.cpu_dense import plan_dense
+
+    is_ours = re.fullmatch(r"NC[0-9]+n", str(attrs.weight_layout)) and _are_plain(inputs[:2])
+    if not is_ours or str(attrs.out_dtype) not in ("", "float32"):
+        return None
+    (data, weight), cpu = (tuple(map(int, tensor.shape)) for tensor in inputs[:2]), cpu_of(target)
+    return plan_dense(data, weight, cpu) if len(data) == 2 and weight[2] <= cpu.lanes else None
+
+
+def _are_plain(tensors: Any) -> bool:
+    """Float32 of static shapes, and nothing that sums before them."""
+    from tvm_fuse_schedules.cuda_joined import has_sums
+
+    return all(
+        str(tensor.dtype) == "float32" and _is_static(tensor) and not has_sums(tensor) for tensor in tensors
+    )
 
 
 def blocked_conv(attrs: Any, data: tuple[int, ...], weight: tuple[int, ...]) -> BlockedConv:

@@ -24,7 +24,7 @@ from typing import Any
 
 from tvm import te, tir
 
-from tvm_fuse_schedules.cpu_stages import inline_around, share
+from tvm_fuse_schedules.cpu_stages import LEAST_BYTES, inline_around, share
 from tvm_fuse_schedules.cpu_tiles import ConvShape, ConvTile, Cpu, choose_conv_tile
 from tvm_fuse_schedules.cuda_kernel import find_stage
 
@@ -33,8 +33,6 @@ __all__ = ["DenseKernel", "plan_dense"]
 _BYTES = 4
 #: Numbers in a line of a cache; a staged row begins one line after a multiple of four of them.
 _LINE = 16
-#: Weights come from the last cache or from memory: so many bytes take a core longer than threads cost.
-_LEAST_BYTES = 256 << 10
 
 
 @dataclass(frozen=True)
@@ -123,7 +121,7 @@ class DenseKernel:
         if self.depth % _LINE == 0:
             _, lane = stage.split(k, factor=_LINE)
             stage.vectorize(lane)
-        share(stage, row, self.tile.is_parallel and _BYTES * self.rows * self.depth >= _LEAST_BYTES)
+        share(stage, row, self.tile.is_parallel and _BYTES * self.rows * self.depth >= LEAST_BYTES)
 
 
 def plan_dense(data: tuple[int, ...], weight: tuple[int, ...], cpu: Cpu) -> DenseKernel:
@@ -150,5 +148,5 @@ def plan_dense(data: tuple[int, ...], weight: tuple[int, ...], cpu: Cpu) -> Dens
         weight_bytes=_BYTES * math.prod(weight),
     )
     tile = choose_conv_tile(shape, cpu)
-    is_parallel = tile.is_parallel or shape.weight_bytes >= _LEAST_BYTES
+    is_parallel = tile.is_parallel or shape.weight_bytes >= LEAST_BYTES
     return DenseKernel(rows, depth, weight, replace(tile, is_parallel=is_parallel))

@@ -21,7 +21,7 @@ pytestmark = pytest.mark.relay
 def fused():
     net = Net()
     x = net.input("x", (1, 8, 6, 6))
-    for _ in range(2):
+    for _ in range(3):
         x = relay.nn.relu(relay.nn.bias_add(net.conv2d(x, 8), net.const(8)))
     module = net.module(relay.nn.softmax(relay.nn.batch_flatten(relay.nn.max_pool2d(x, (2, 2), (2, 2)))))
     target = targets.resolve_target("llvm")

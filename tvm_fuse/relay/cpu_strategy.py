@@ -19,6 +19,7 @@ __all__ = ["blocked_conv", "register_cpu_schedules"]
 
 _CONVOLUTIONS = ("conv2d_NCHWc", "depthwise_conv2d_NCHWc")
 _FUNCTIONS = ("erf", "exp", "log", "sigmoid", "tanh")
+_POOLS = ("nn.max_pool2d", "nn.avg_pool2d")
 _GLOBAL_POOLS = ("nn.global_avg_pool2d", "nn.global_max_pool2d")
 
 
@@ -34,6 +35,8 @@ def register_cpu_schedules() -> None:
     )
     for name in _FUNCTIONS:
         _generic(name).register(functools.partial(_function_strategy, name), [TARGET_KEY])
+    for name in _POOLS:
+        _generic(name).register(functools.partial(_pool_strategy, name), [TARGET_KEY])
     for name in _GLOBAL_POOLS:
         _generic(name).register(functools.partial(_global_pool_strategy, name), [TARGET_KEY])
 
@@ -48,9 +51,13 @@ def _layer_strategy(
     kernel = plan(attrs, inputs, target)
     if kernel is None:
         return _plain_strategy(name, attrs, inputs, out_type, target)
+    return _strategy_of(name, kernel)
+
+
+def _strategy_of(name: str, kernel: Any) -> Any:
     strategy = relay.op.OpStrategy()
     strategy.add_implementation(
-        lambda attrs, inputs, out_type: [kernel.compute(*inputs[:2])],
+        lambda attrs, inputs, out_type: [kernel.compute(*inputs)],
         lambda attrs, outs, target: kernel.schedule(outs[0]),
         name=f"{name}.tvm_fuse",
     )
@@ -101,9 +108,8 @@ def _are_plain(tensors: Any) -> bool:
 
 def blocked_conv(attrs: Any, data: tuple[int, ...], weight: tuple[int, ...]) -> BlockedConv:
     """A convolution in blocked layout from its Relay attributes and the shapes of its operands."""
-    padding = tuple(map(int, attrs.padding))
-    sides = {1: padding * 4, 2: padding * 2, 4: padding}[len(padding)]
-    return BlockedConv(data, weight, tuple(map(int, attrs.strides)), sides, tuple(map(int, attrs.dilation)))
+    strides, dilation = tuple(map(int, attrs.strides)), tuple(map(int, attrs.dilation))
+    return BlockedConv(data, weight, strides, _sides(attrs.padding), dilation)
 
 
 def _is_static(tensor: Any) -> bool:
@@ -123,6 +129,46 @@ def _function_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target
         name=f"{name}.tvm_fuse",
     )
     return strategy
+
+
+def _pool_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:
+    kernel = _plan_pool(name, attrs, inputs, out_type, target)
+    if kernel is None:
+        return _plain_strategy(name, attrs, inputs, out_type, target)
+    return _strategy_of(name, kernel)
+
+
+def _plan_pool(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any | None:
+    """The kernel of a pooling by windows; None for other layouts, other dtypes and dynamic shapes."""
+    from tvm_fuse_schedules.cpu_pool import Pool, plan_pool
+
+    layout, out_layout = str(attrs.layout), str(attrs.out_layout)
+    if not re.fullmatch(r"NCHW[0-9]+c", layout) or out_layout not in ("", layout) or not _are_plain(inputs):
+        return None
+    data, result = (tuple(map(int, tensor.shape)) for tensor in (inputs[0], out_type))
+    sides = _sides(attrs.padding)
+    size, strides, dilation = (
+        tuple(map(int, sizes)) for sizes in (attrs.pool_size, attrs.strides, attrs.dilation)
+    )
+    ends = (
+        (result[2 + axis] - 1) * strides[axis]
+        + (size[axis] - 1) * dilation[axis]
+        + 1
+        - data[2 + axis]
+        - sides[axis]
+        for axis in range(2)
+    )
+    weight = (data[1], 1, *size, 1, data[4])
+    window = BlockedConv(data, weight, strides, (*sides[:2], *ends), dilation)
+    is_max = name == "nn.max_pool2d"
+    counts_padding = not is_max and bool(attrs.count_include_pad)
+    return plan_pool(Pool(window, is_max, sides if counts_padding else (0, 0, 0, 0)), cpu_of(target))
+
+
+def _sides(padding: Any) -> tuple[int, ...]:
+    """Top, left, bottom and right of a padding of 1, 2 or 4 numbers."""
+    numbers = tuple(map(int, padding))
+    return {1: numbers * 4, 2: numbers * 2, 4: numbers}[len(numbers)]
 
 
 def _global_pool_strategy(name: str, attrs: Any, inputs: Any, out_type: Any, target: Any) -> Any:

@@ -484,7 +484,7 @@ def test_b110_leaky_relu_is_in_the_chain(compile_onnx):
     b = Builder()
     y = b.batch_norm(b.conv(b.input("x", (1, 3, 6, 6)), 4, bias=True), epsilon=1e-6, name="bn")
     compiled, _ = compile_onnx(b.build([b.op("LeakyRelu", y, alpha=0.1)]))
-    assert [chain.form for chain in compiled.report.chains] == ["layout_transform_conv2d_bias_leaky_relu"]
+    assert [chain.form for chain in compiled.report.chains] == ["conv2d_bias_leaky_relu"]
     (check,) = compiled.report.epsilon
     assert (check.origin, check.used) == (EpsilonOrigin.SOURCE_ATTRIBUTE, pytest.approx(1e-6))
 

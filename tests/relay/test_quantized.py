@@ -110,8 +110,8 @@ def int8_dense(net):
 
 #: The layer's kernel for each target, and how many kernels there are.
 MODELS = [
-    (quantize_at_the_end, "layout_transform_conv2d_bias_relu_quantize", 2, "conv2d_bias_relu_quantize", 1),
-    (quantize_to_bytes, "layout_transform_conv2d_quantize", 2, "conv2d_quantize", 1),
+    (quantize_at_the_end, "conv2d_bias_relu_quantize", 2, "conv2d_bias_relu_quantize", 1),
+    (quantize_to_bytes, "conv2d_quantize", 2, "conv2d_quantize", 1),
     (dequantize_at_the_start, "elementwise_conv2d_relu", 2, "elementwise_conv2d_relu", 1),
     (both, "elementwise_conv2d_relu_quantize", 2, "elementwise_conv2d_relu_quantize", 1),
     (int8, "conv2d_bias_requantize", 3, "conv2d_bias_requantize", 1),

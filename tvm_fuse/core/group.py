@@ -11,6 +11,8 @@ from tvm_fuse.core.reason import Reason
 
 __all__ = ["FusionGroup", "count_arguments", "make_group"]
 
+#: On the way into an anchor these move elements and compute nothing: they are in no name.
+_UNNAMED = VIEW_KINDS | {Kind.LAYOUT_TRANSFORM}
 #: The name of an elementwise group lists up to so many operators.
 _MOST_NAMED = 3
 
@@ -124,7 +126,7 @@ def _name(
 ) -> str:
     if anchor is None:
         return _name_elementwise([graph.nodes[node] for node in nodes])
-    before = [graph.nodes[node] for node in prologue if graph.nodes[node].kind not in VIEW_KINDS]
+    before = [graph.nodes[node] for node in prologue if graph.nodes[node].kind not in _UNNAMED]
     center = graph.nodes[anchor]
     label = center.kind.value if center.kind in ANCHOR_KINDS else center.label
     return "_".join((*([_name_elementwise(before)] if before else []), label, *(step.name for step in steps)))

@@ -36,6 +36,8 @@ _KERNEL = 3
 _BYTES = 4
 #: Bytes a clock that weights come at where no cache holds them, for all threads together.
 _BYTES_A_CLOCK = 8
+#: Clocks that two more loops for all threads cost: some microseconds each, to hand over and to meet again.
+_HAND_OVER = 30_000
 #: The algorithm must promise to take less than this share of the direct sum's time.
 _WORTH = 0.9
 
@@ -63,13 +65,13 @@ class WinogradKernel:
         return images, math.ceil(height / self.winograd.tile), math.ceil(width / self.winograd.tile)
 
     def estimate(self, cpu: Cpu) -> float:
-        """Clocks: one multiply-add of vectors a clock and thread, and weights at their rate."""
+        """Clocks: one multiply-add of vectors a clock and thread, weights at their rate, and handing over."""
         products, tiles = self.winograd.reads**2, math.prod(self.grid)
         depth, lanes, blocks = self.conv.data[1], self.conv.data[4], self.conv.result[1]
         sums = products * tiles * depth * lanes * blocks
         transforms = 4 * products * tiles * (depth + blocks)
         weights = _BYTES * products * math.prod(self.conv.weight) / _KERNEL**2
-        return (sums + transforms) / cpu.threads + weights / _BYTES_A_CLOCK
+        return (sums + transforms) / cpu.threads + weights / _BYTES_A_CLOCK + _HAND_OVER
 
     def compute(self, data: Any, weight: Any) -> Any:
         """The convolution.

@@ -180,6 +180,18 @@ def test_records_that_do_not_fit_say_why(tmp_path, fused, found, schedule, chang
     assert any(code.value in line for line in records.describe_records(unused))
 
 
+def test_a_damaged_record_is_named_and_not_used(tmp_path, fused, found, schedule):
+    target, model = fused
+    save_record(tmp_path, record_of(found[0].task, schedule, target))
+    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    file.write_text("{}")
+    unused = records.apply_records(model.module, target, tmp_path)
+    assert unused.schedules_for(target) == {}
+    (decision,) = unused.decisions
+    assert decision.reason.code is Code.SCHEDULE_RECORD_DAMAGED
+    assert file.name in decision.reason.at
+
+
 def test_fuse_model_takes_records_unless_told_not_to(tmp_path, fused, found, schedule):
     target, _ = fused
     save_record(tmp_path, record_of(found[0].task, schedule, target))

@@ -98,7 +98,7 @@ def this_cpu_runs(mcpu):
     return read_cpu().float_lanes >= {"cascadelake": 16, "haswell": 8}[mcpu]
 
 
-@pytest.mark.parametrize("mcpu", ["cascadelake", "haswell"])
+@pytest.mark.parametrize("mcpu", ["cascadelake", pytest.param("haswell", marks=pytest.mark.slow)])
 @pytest.mark.parametrize(("name", "case", "is_depthwise"), CASES, ids=[name for name, *_ in CASES])
 def test_every_shape_by_value(name, case, is_depthwise, mcpu):
     if not this_cpu_runs(mcpu):

@@ -159,7 +159,8 @@ def test_worker_environment_reaches_children_and_is_undone(run):
     before = dict(os.environ)
     with worker_environment():
         subprocess.run([sys.executable, "-c", "import tvm; print('child', tvm.__version__)"], check=True)
-    print(dict(os.environ) == {**before, **{k: os.environ[k] for k in ("TOPHUB_LOCATION", "TVM_NUM_THREADS", "PATH")}})
+    ours = {name: os.environ[name] for name in ("TOPHUB_LOCATION", "TVM_NUM_THREADS", "PATH")}
+    print(dict(os.environ) == {**before, **ours})
 """
     )
     text = run({**WITH_RELAY, **NO_EMBEDDED}, code)

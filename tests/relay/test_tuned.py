@@ -183,7 +183,7 @@ def test_records_that_do_not_fit_say_why(tmp_path, fused, found, schedule, chang
 def test_a_damaged_record_is_named_and_not_used(tmp_path, fused, found, schedule):
     target, model = fused
     save_record(tmp_path, record_of(found[0].task, schedule, target))
-    (file,) = (path for path in tmp_path.rglob("*") if path.is_file())
+    (file,) = tmp_path.rglob("*.json")
     file.write_text("{}")
     unused = records.apply_records(model.module, target, tmp_path)
     assert unused.schedules_for(target) == {}

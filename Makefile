@@ -17,6 +17,9 @@ BIN := $(VENV)/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 SUITABLE := import sys, venv, ensurepip; sys.exit(not (3, 9) <= sys.version_info[:2] < (3, 13))
 
+# A test process for each core; each gets the tests that are left when it has none.
+IN_PARALLEL := --numprocesses logical --dist worksteal
+
 export PATH
 
 .PHONY: demo test lint bench clean
@@ -25,7 +28,7 @@ demo: $(VENV)/.installed
 	$(BIN)/python examples/demo.py
 
 test: $(VENV)/.installed
-	$(BIN)/python -m pytest $(TEST_ARGS)
+	$(BIN)/python -m pytest $(IN_PARALLEL) $(TEST_ARGS)
 
 lint: $(VENV)/.installed
 	$(BIN)/ruff check .

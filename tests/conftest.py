@@ -2,6 +2,9 @@
 
 ``--require relay,cuda_codegen`` turns the skips of these groups into failures, so that a
 green run cannot hide an absent TVM. The run ends with a count for each group.
+
+Under pytest-xdist (``make test``) tests run in workers: each report carries its groups to the process that
+counts, and each worker's counts of what it collected follow in the end.
 """
 
 from __future__ import annotations
@@ -38,6 +41,8 @@ def pytest_configure(config):
         raise pytest.UsageError(f"--require: unknown group {', '.join(sorted(unknown))}; known: {GROUPS}")
     config.stash[COLLECTED] = Counter()
     config.stash[OUTCOMES] = {}
+    if not is_worker(config):
+        config.pluginmanager.register(Counting(config))
 
 
 def required_groups(config):
@@ -85,11 +90,7 @@ def pytest_runtest_makereport(item, call):
     if report.skipped and required and not may_skip and not hasattr(report, "wasxfail"):
         report.outcome = "failed"
         report.longrepr = f"skipped, but --require {','.join(sorted(required))}: {call.excinfo.value}"
-    worst = item.config.stash[OUTCOMES].get(item.nodeid, (None, "passed"))[1]
-    item.config.stash[OUTCOMES][item.nodeid] = (
-        groups_of(item),
-        report.outcome if worst == "passed" else worst,
-    )
+    report.groups = groups_of(item)
     return report
 
 
@@ -102,10 +103,35 @@ def pytest_make_collect_report(collector):
     return report
 
 
+class Counting:
+    """What the process that reports counts: its own tests, or those of its workers."""
+
+    def __init__(self, config):
+        self.config = config
+
+    def pytest_runtest_logreport(self, report):
+        outcomes = self.config.stash[OUTCOMES]
+        worst = outcomes.get(report.nodeid, (None, "passed"))[1]
+        groups = getattr(report, "groups", ("no TVM needed",))  # a worker that died reports for its test
+        outcomes[report.nodeid] = (groups, report.outcome if worst == "passed" else worst)
+
+    @pytest.hookimpl(optionalhook=True)
+    def pytest_testnodedown(self, node, error):
+        collected = getattr(node, "workeroutput", {}).get("collected", {})  # each worker collects all tests
+        self.config.stash[COLLECTED] |= Counter(collected)
+
+
 def pytest_sessionfinish(session, exitstatus):
     config = session.config
-    if exitstatus == pytest.ExitCode.OK and absent_groups(config):
+    if is_worker(config):
+        config.workeroutput["collected"] = dict(config.stash[COLLECTED])
+    elif exitstatus == pytest.ExitCode.OK and absent_groups(config):
         session.exitstatus = pytest.ExitCode.TESTS_FAILED
+
+
+def is_worker(config):
+    """Whether this process runs tests for another one."""
+    return hasattr(config, "workerinput")
 
 
 def absent_groups(config):

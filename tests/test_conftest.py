@@ -12,6 +12,7 @@ PASSED = "import pytest\n@pytest.mark.gpu\ndef test_it():\n    pass\n"
 NEEDS_TORCH = "import pytest\n@pytest.mark.relay\n@pytest.mark.torch\ndef test_it():\n    pass\n"
 UNMARKED = "def test_it():\n    pass\n"
 WHOLE_FILE = "import pytest\npytest.skip('no reason', allow_module_level=True)\n"
+WORKERS = ("-n", "2")
 
 
 @pytest.fixture
@@ -53,6 +54,13 @@ def run_pytest(tmp_path):
         pytest.param(PASSED, ("--require", "gpu"), 0, id="required and passed"),
         pytest.param(WHOLE_FILE + UNMARKED, ("--require", "relay"), 2, id="a whole file skipped"),
         pytest.param(UNMARKED, ("--require", "relya"), 4, id="unknown group"),
+        pytest.param(
+            SKIPPED, (*WORKERS, "--require", "relay"), 1, id="a skip of the required group fails, in a worker"
+        ),
+        pytest.param(
+            UNMARKED, (*WORKERS, "--require", "gpu"), 1, id="required group is empty, in all workers"
+        ),
+        pytest.param(PASSED, (*WORKERS, "--require", "gpu"), 0, id="required and passed, in a worker"),
     ],
 )
 def test_require(run_pytest, text, args, code):
@@ -60,9 +68,10 @@ def test_require(run_pytest, text, args, code):
     assert done.returncode == code, done.stdout + done.stderr
 
 
-def test_summary_counts_each_group(run_pytest):
+@pytest.mark.parametrize("workers", [(), WORKERS], ids=["one process", "workers"])
+def test_summary_counts_each_group(run_pytest, workers):
     text = SKIPPED + UNMARKED.replace("it", "other")
-    lines = run_pytest(text).stdout.splitlines()
+    lines = run_pytest(text, *workers).stdout.splitlines()
     assert "relay          0 passed, 0 failed, 1 skipped" in lines
     assert "no TVM needed  1 passed, 0 failed, 0 skipped" in lines
 

@@ -49,8 +49,8 @@ def close(got, want, name=""):
 class Chain(NamedTuple):
     """How to make the results from a Net and its input, and the groups that must come out.
 
-    ``blocked`` are those of ``FuseChains`` for a CPU where they differ: a blocked convolution multiplies what it
-    reads while it copies its rows. ``joined`` are those for CUDA: a gate's parts are one kernel there.
+    ``blocked`` are those of ``FuseChains`` for a CPU where they differ: a blocked convolution multiplies what
+    it reads while it copies its rows. ``joined`` are those for CUDA: a gate's parts are one kernel there.
     """
 
     make: object

@@ -49,6 +49,8 @@ _OTHER_SCHEMAS = {
     "Explanation": "tvm-fuse/explanation",
     "Ladder": "tvm-fuse/ladder",
     "TuningReport": "tvm-fuse/tuning-report",
+    "DraftReport": "tvm-fuse/draft-report",
+    "ImportReport": "tvm-fuse/import-report",
 }
 
 

@@ -92,9 +92,8 @@ def _record(**changes):
         kernel = records.find_kernels(module, target)[0]
         with tempfile.TemporaryDirectory() as folder:
             values = {"device": "cuda-sm_80", "workload_key": '["of another version"]', **changes}
-            made = TunedRecord(
-                kernel.digest, values["device"], "dense", (), values["workload_key"], "", 1, 2, 0, 0
-            )
+            texts = kernel.digest, values["device"], "dense", (), values["workload_key"], ""
+            made = TunedRecord(*texts, 1, 2, 0, 0, measured=changes.get("measured", True))
             file = save_record(Path(folder), made)
             if "text" in changes:
                 file.write_text(changes["text"])
@@ -128,4 +127,5 @@ KERNELS: dict[Code, Callable[[], Reason]] = {
     Code.SCHEDULE_RECORD_DEVICE: _record(device="cuda-sm_90"),
     Code.SCHEDULE_RECORD_STALE: _record(),
     Code.SCHEDULE_RECORD_DAMAGED: _record(text="{}"),
+    Code.SCHEDULE_RECORD_DRAFT: _record(measured=False),
 }

@@ -187,9 +187,10 @@ def _add_tune(commands: Any) -> None:
         summary="search for faster schedules of a model's kernels, and keep those that are",
         description="Measure other schedules of the kernels that a model is built of, check the results of\n"
         "each, and write a record of those that are faster than the kernel without it. Ctrl-C ends the\n"
-        "search and keeps what was found; --resume goes on.",
+        "search and keeps what was found; --resume goes on. For CUDA without a GPU: --draft and\n"
+        "--export-candidates predict here what is fast, --import-results takes in what a GPU measured.",
     )
-    add_model(parser)
+    add_model(parser, is_optional=True)
     parser.add_argument("--target", default="llvm", help="as of `tvm-fuse run`; it runs here, or over --rpc")
     parser.add_argument("--time", type=duration, metavar="30m", help="search for so long (default: 10m)")
     parser.add_argument("--trials", type=count, metavar="N", help="measure at most so many candidates")
@@ -225,10 +226,42 @@ def _add_tune(commands: Any) -> None:
         metavar="30s",
         help="for one candidate, built and measured (default: 30s)",
     )
+    _add_drafting(parser)
     add_epsilon(parser)
     add_parity(parser)
     add_steering(parser)
     add_json(parser)
+
+
+def _add_drafting(parser: Any) -> None:
+    """Tuning for CUDA without a GPU."""
+    parser.add_argument(
+        "--export-candidates",
+        type=Path,
+        metavar="DIR",
+        help="measure nothing: write the most promising schedules, compiled, into a folder whose run.py "
+        "measures them on a GPU, with NumPy and the driver alone",
+    )
+    parser.add_argument(
+        "--import-results",
+        type=Path,
+        nargs=2,
+        metavar=("DIR", "FILE"),
+        help="make records of what run.py of the package DIR wrote; takes no MODEL",
+    )
+    parser.add_argument(
+        "--draft",
+        action="store_true",
+        help="measure nothing: write records of what is predicted to be fastest; only --drafts uses them",
+    )
+    parser.add_argument("--card", metavar="NAME", help="draft for this card, such as t4, a100 or h100")
+    parser.add_argument(
+        "--arch",
+        action="append",
+        default=[],
+        metavar="sm_80",
+        help="with --draft: for this architecture as well; may be repeated",
+    )
 
 
 def _add_planned(parser: Any, node: str = "") -> None:

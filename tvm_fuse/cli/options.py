@@ -27,12 +27,13 @@ __all__ = [
 ]
 
 
-def add_model(parser: Any) -> None:
+def add_model(parser: Any, *, is_optional: bool = False) -> None:
     """The model, and what it needs to be read."""
     parser.add_argument(
         "model",
         type=Path,
         metavar="MODEL",
+        nargs="?" if is_optional else None,
         help="ONNX file, Relay text (.relay) or JSON (.json), or a folder that `tvm-fuse fold` wrote",
     )
     add_shapes(parser)
@@ -133,6 +134,11 @@ def add_records(parser: Any) -> None:
         help="use the tuned records in this folder that are of this device (default: those of tvm-fuse)",
     )
     parser.add_argument("--no-records", action="store_true", help="use no tuned records")
+    parser.add_argument(
+        "--drafts",
+        action="store_true",
+        help="use records that nobody measured, too: their times are predicted",
+    )
 
 
 def duration(text: str) -> float:

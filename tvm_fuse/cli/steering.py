@@ -111,12 +111,14 @@ def read_records(args: argparse.Namespace) -> dict[str, Any]:
     if args.no_records:
         if args.records is not None:
             raise UsageError("--records and --no-records contradict each other: give one of them")
+        if args.drafts:
+            raise UsageError("--drafts and --no-records contradict each other: give one of them")
         return {"records": None}
     if args.records is None:
-        return {}
+        return {"drafts": args.drafts}
     if not args.records.is_dir():
         raise UsageError(f"--records {args.records}: wanted a folder, which is not there")
-    return {"records": args.records}
+    return {"records": args.records, "drafts": args.drafts}
 
 
 def check_writable(file: Path, option: str) -> None:

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 from typing import TextIO
 
+from tvm_fuse.cli.draft_command import check_combination, run_draft, run_import
 from tvm_fuse.cli.options import to_mapping
 from tvm_fuse.cli.progress import show_progress
 from tvm_fuse.cli.steering import check_folder, read_epsilons, read_steering
@@ -26,6 +27,11 @@ _DEFAULT_S = 600.0
 
 def run_tune(args: argparse.Namespace) -> int:
     """Tune a model; exit code 1: the tuned network is wrong, 5: no candidate works, 130: interrupted."""
+    check_combination(args)
+    if args.import_results is not None:
+        return run_import(args)
+    if args.draft or args.export_candidates is not None:
+        return run_draft(args)
     if (args.rpc is None) != (args.key is None):
         raise UsageError("--rpc HOST:PORT and --key KEY go together: give both or none")
     steering = read_steering(args)

@@ -1,9 +1,10 @@
 """NVIDIA GPUs as numbers: the limits of an architecture, the occupancy of a kernel.
 
-Limits: CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability". What
-the guide leaves out (units of allocation, shared memory that the driver reserves in each block)
-and the rule itself: NVIDIA's occupancy calculator, ``cuda_occupancy.h`` of CUDA 12.9. Its limit by
-named barriers is left out: it binds only kernels with three or more, and TVM's use one.
+Limits: CUDA C++ Programming Guide 12.9, "Technical Specifications per Compute Capability"; lanes: its
+table "Throughput of Native Arithmetic Instructions". What the guide leaves out (units of allocation,
+shared memory that the driver reserves in each block) and the rule itself: NVIDIA's occupancy calculator,
+``cuda_occupancy.h`` of CUDA 12.9. Its limit by named barriers is left out: it binds only kernels with
+three or more, and TVM's use one.
 """
 
 from __future__ import annotations
@@ -53,6 +54,8 @@ class GpuSpec:
         registers_per_block: Most registers of a block.
         registers_per_thread: Most registers of a thread.
         registers_unit: A warp gets registers in multiples of this.
+        fp32_lanes: Float32 multiply-adds that an SM begins in a clock.
+        schedulers: Warp instructions that an SM issues in a clock.
     """
 
     arch: str
@@ -67,6 +70,8 @@ class GpuSpec:
     registers_per_block: int = 64 * 1024
     registers_per_thread: int = 255
     registers_unit: int = 256
+    fp32_lanes: int = 128
+    schedulers: int = _SM_PARTS
 
     @property
     def warps_per_sm(self) -> int:
@@ -76,12 +81,13 @@ class GpuSpec:
 
 def _volta(arch: str, threads: int, blocks: int, smem_kib: int) -> GpuSpec:
     """Compute capability 7.x: a block may have all shared memory, and nothing is reserved."""
-    return GpuSpec(arch, threads, blocks, smem_kib * _KIB, smem_kib * _KIB, 0, 256)
+    return GpuSpec(arch, threads, blocks, smem_kib * _KIB, smem_kib * _KIB, 0, 256, fp32_lanes=64)
 
 
-def _ampere(arch: str, threads: int, blocks: int, smem_kib: int) -> GpuSpec:
+def _ampere(arch: str, threads: int, blocks: int, smem_kib: int, lanes: int = 128) -> GpuSpec:
     """Compute capability 8.0 and newer: the driver reserves 1 KiB in each block."""
-    return GpuSpec(arch, threads, blocks, smem_kib * _KIB, (smem_kib - 1) * _KIB, _KIB, 128)
+    smem_bytes = smem_kib * _KIB
+    return GpuSpec(arch, threads, blocks, smem_bytes, smem_bytes - _KIB, _KIB, 128, fp32_lanes=lanes)
 
 
 #: Architecture -> its limits.
@@ -90,7 +96,7 @@ GPUS = {
     for spec in (
         _volta("sm_70", 2048, 32, 96),
         _volta("sm_75", 1024, 16, 64),
-        _ampere("sm_80", 2048, 32, 164),
+        _ampere("sm_80", 2048, 32, 164, lanes=64),
         _ampere("sm_86", 1536, 16, 100),
         _ampere("sm_87", 1536, 16, 164),
         _ampere("sm_89", 1536, 24, 100),

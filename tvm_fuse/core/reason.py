@@ -82,6 +82,7 @@ class Code(str, Enum):
     SCHEDULE_RECORD_DEVICE = "schedule-record-device"
     SCHEDULE_RECORD_STALE = "schedule-record-stale"
     SCHEDULE_RECORD_DAMAGED = "schedule-record-damaged"
+    SCHEDULE_RECORD_DRAFT = "schedule-record-draft"
 
 
 #: What a user can do about each code; shown beside the reason.
@@ -147,6 +148,8 @@ HINTS = {
     Code.SCHEDULE_RECORD_DEVICE: "times of another device say nothing here; `tvm-fuse tune` measures here",
     Code.SCHEDULE_RECORD_STALE: "the kernel computes in another way now; `tvm-fuse tune` measures it again",
     Code.SCHEDULE_RECORD_DAMAGED: "remove the file, or tune again",
+    Code.SCHEDULE_RECORD_DRAFT: "--drafts uses it all the same; `tvm-fuse tune --export-candidates` helps to "
+    "measure it",
 }
 
 

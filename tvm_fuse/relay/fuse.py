@@ -46,6 +46,7 @@ class FuseOptions:
         is_measured: Compile the groups that may need too many registers, and cut those that do.
         save_plan: Where to write the plan, before anything is built.
         records: Folder of tuned records; None uses none.
+        drafts: Use records that nobody measured, too.
 
     Raises:
         UsageError: Both a plan and options for making one were given.
@@ -60,6 +61,7 @@ class FuseOptions:
     is_measured: bool = True
     save_plan: Path | None = None
     records: Path | None = SHIPPED_RECORDS
+    drafts: bool = False
 
     def __post_init__(self) -> None:
         if self.plan_file is not None and self.plan != PlanOptions():
@@ -144,7 +146,7 @@ def fuse_model(
     tuned = NOT_TUNED
     if options.records is not None:
         with progress("looking up tuned records"):
-            tuned = apply_records(module, target, options.records)
+            tuned = apply_records(module, target, options.records, drafts=options.drafts)
     return FusedModel(checked, laid_out, module, last_report(), PlannedGraph(graph, plan, file), tuned)
 
 

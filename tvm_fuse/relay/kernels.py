@@ -25,6 +25,7 @@ from tvm_fuse.relay.build import Artifact, build_fused
 from tvm_fuse.relay.cuda_choice import Choice
 from tvm_fuse.relay.kernel_choices import ChoiceRecorder
 from tvm_fuse.relay.target import is_cuda
+from tvm_fuse.relay.tuned import TunedSchedule
 
 __all__ = ["KernelBuild", "SplitRecorder", "build_kernels", "read_callers", "read_launches"]
 
@@ -53,12 +54,15 @@ class KernelBuild:
     modules: tuple[Any, ...] = field(compare=False, repr=False)
 
 
-def build_kernels(module: Any, target: Any) -> KernelBuild:
+def build_kernels(
+    module: Any, target: Any, schedules: Mapping[str, TunedSchedule] | None = None
+) -> KernelBuild:
     """Builds a module for CUDA, and reads how each kernel is launched.
 
     Args:
         module: What ``FuseChains`` returned for the same target.
         target: A ``tvm.target.Target`` for CUDA.
+        schedules: As of ``build_fused``.
 
     Returns:
         The build and its launches.
@@ -68,7 +72,7 @@ def build_kernels(module: Any, target: Any) -> KernelBuild:
         InternalError: The IR and the CUDA C disagree.
     """
     recorder, chooser = SplitRecorder(), ChoiceRecorder(target)
-    artifact = build_fused(module, target, (recorder, chooser))
+    artifact = build_fused(module, target, (recorder, chooser), schedules)
     found, sources = read_launches(recorder.modules), read_kernels(artifact.cuda_source)
     if found.keys() != sources.keys():
         raise InternalError(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -46,13 +47,14 @@ class TunedKernels:
 NOT_TUNED = TunedKernels()
 
 
-def apply_records(module: Any, target: Any, root: Path) -> TunedKernels:
+def apply_records(module: Any, target: Any, root: Path, *, drafts: bool = False) -> TunedKernels:
     """Look for records of a module's kernels.
 
     Args:
         module: What ``FuseChains`` returned for the target.
         target: A ``tvm.target.Target``.
         root: Folder of records, with a folder for each device.
+        drafts: Use those that nobody measured, too.
 
     Returns:
         The records of this device whose kernels compute what they were tuned for. A record of another
@@ -75,7 +77,7 @@ def apply_records(module: Any, target: Any, root: Path) -> TunedKernels:
             reason = Reason(Code.SCHEDULE_RECORD_DEVICE, kernel.name, device, ", ".join(others))
             decisions.append(declined(RULE, kernel.name, reason))
         if found is not None:
-            decisions.append(_decide(kernel, found, target))
+            decisions.append(_decide(kernel, found, target, drafts))
             used += [found] if decisions[-1].applied else []
     count = sum(not decision.applied for decision in decisions)
     summary = f"{len(used)} tuned records of {device} are used, {count} are not"
@@ -83,19 +85,32 @@ def apply_records(module: Any, target: Any, root: Path) -> TunedKernels:
     return TunedKernels(str(target), tuple(used), tuple(decisions))
 
 
-def _decide(kernel: KernelFunction, found: TunedRecord, target: Any) -> Decision:
+def _decide(kernel: KernelFunction, found: TunedRecord, target: Any, drafts: bool) -> Decision:
+    if not (found.measured or drafts):
+        got = f"a draft, predicted {found.speedup:.2f} x as fast"
+        reason = Reason(Code.SCHEDULE_RECORD_DRAFT, kernel.name, f"times measured on {found.device}", got)
+        return declined(RULE, kernel.name, reason)
     computation = read_kernel_computation(kernel.function, target)
     key = "none" if computation is None else computation.workload_key
     if key != found.workload_key:
         reason = Reason(Code.SCHEDULE_RECORD_STALE, kernel.name, f"workload {found.workload_key}", key)
         return declined(RULE, kernel.name, reason)
-    return applied(RULE, kernel.name, f"record {found.digest}: {found.speedup:.2f} x as fast when measured")
+    how = "when measured" if found.measured else "as predicted, not measured"
+    return applied(RULE, kernel.name, f"record {found.digest}: {found.speedup:.2f} x as fast {how}")
 
 
 def describe_records(tuned: TunedKernels) -> tuple[str, ...]:
-    """What a report says of the records: how many are used, and why each other one is not."""
-    lines = [str(decision) for decision in tuned.decisions if not decision.applied]
+    """What a report says of records: how many are used, and why others are not, a line for each reason."""
+    lines = []
     if tuned.records:
-        device = tuned.records[0].device
-        lines.insert(0, f"{len(tuned.records)} kernels have tuned schedules (records of {device})")
+        drafts = sum(not one.measured for one in tuned.records)
+        what = f"{drafts} of them drafts that nobody measured; " if drafts else ""
+        lines.append(
+            f"{len(tuned.records)} kernels have tuned schedules ({what}records of {tuned.records[0].device})"
+        )
+    unused = [decision for decision in tuned.decisions if not decision.applied]
+    counts = Counter(decision.reason.code for decision in unused if decision.reason is not None)
+    for code, count in counts.items():
+        example = next(one for one in unused if one.reason is not None and one.reason.code is code)
+        lines.append(f"{example}{f' (and {count - 1} more)' if count > 1 else ''}")
     return tuple(lines)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import json
 import statistics
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,14 +20,23 @@ import numpy as np
 from tvm_fuse.core.errors import InternalError
 from tvm_fuse.core.graph import Array, TensorSpec
 from tvm_fuse.core.inputs import make_inputs
-from tvm_fuse.core.parity import ParityRow, Tolerance, compare, default_tolerance
+from tvm_fuse.core.parity import ParityRow, compare
+from tvm_fuse.cuda.candidates import scaled_tolerance
 from tvm_fuse.relay.base import relay, tvm
 from tvm_fuse.relay.build import Runner, build_fused, build_unfused
 from tvm_fuse.relay.partition_pass import dissolve_groups
 from tvm_fuse.relay.target import is_cuda, resolve_target
 from tvm_fuse.relay.tuned import TunedSchedule
 
-__all__ = ["KernelSpec", "Remote", "compare_kernels", "measure_kernel", "write_reference"]
+__all__ = [
+    "KernelSpec",
+    "Remote",
+    "call_kernel",
+    "compare_kernels",
+    "compute_reference",
+    "measure_kernel",
+    "write_reference",
+]
 
 _TURNS = 7  # measurements of each kernel when two are compared
 _REPEATS = 3  # of which the least counts
@@ -79,25 +88,37 @@ class KernelSpec:
 
     def load_module(self) -> Any:
         """A module whose ``main`` calls the function."""
-        function = tvm.ir.load_json(self.function)
-        params = [relay.var(str(param.name_hint), param.type_annotation) for param in function.params]
-        module = tvm.IRModule.from_expr(relay.Function(params, relay.Call(function, params)))
-        return relay.transform.InferType()(module)
+        return call_kernel(tvm.ir.load_json(self.function))
+
+
+def call_kernel(function: Any) -> Any:
+    """A module whose ``main`` calls a primitive function."""
+    params = [relay.var(str(param.name_hint), param.type_annotation) for param in function.params]
+    module = tvm.IRModule.from_expr(relay.Function(params, relay.Call(function, params)))
+    return relay.transform.InferType()(module)
 
 
 def write_reference(spec: KernelSpec) -> None:
     """Compute the reference's results and write them to ``spec.reference``."""
-    cpu = tvm.target.Target("llvm")
-    module = relay.transform.InferType()(_with_operators(spec.load_module()))
-    runner = Runner(build_unfused(module, cpu), cpu)
-    results = runner.run(_data(spec), ())
+    results = compute_reference(spec.load_module(), _data(spec))
     with tempfile.NamedTemporaryFile(dir=spec.reference.parent, suffix=".npz", delete=False) as file:
-        np.savez(file, **{f"{_OUTPUT}{index}": array for index, array in enumerate(results.values())})
+        np.savez(file, **{f"{_OUTPUT}{index}": array for index, array in enumerate(results)})
     Path(file.name).replace(spec.reference)
 
 
-def _with_operators(module: Any) -> Any:
-    return relay.transform.DefuseOps()(dissolve_groups(module))
+def compute_reference(module: Any, data: Mapping[str, Array]) -> tuple[Array, ...]:
+    """The results of a kernel, each operator a kernel of its own on this machine's CPU.
+
+    Args:
+        module: From ``call_kernel``.
+        data: Name of each parameter of ``main`` -> array.
+
+    Returns:
+        Its results, in order.
+    """
+    cpu = tvm.target.Target("llvm")
+    defused = relay.transform.InferType()(relay.transform.DefuseOps()(dissolve_groups(module)))
+    return tuple(Runner(build_unfused(defused, cpu), cpu).run(data, ()).values())
 
 
 def measure_kernel(spec: KernelSpec, schedule: str | None) -> tuple[float, ParityRow]:
@@ -172,11 +193,7 @@ class _Kernel:
 
 def compare_results(wanted: Array, got: Array) -> ParityRow:
     """Compare one output; absolute errors are allowed by the size of the largest value, as sums have them."""
-    default = default_tolerance(str(wanted.dtype))
-    finite = np.abs(wanted[np.isfinite(wanted)]) if wanted.dtype.kind == "f" else np.zeros(0)
-    scale = max(1.0, float(finite.max(initial=0.0)))
-    tolerance = Tolerance(default.atol * scale, default.rtol, default.why)
-    return compare({_OUTPUT: wanted}, {_OUTPUT: got}, tolerance=tolerance).rows[0]
+    return compare({_OUTPUT: wanted}, {_OUTPUT: got}, tolerance=scaled_tolerance(wanted)).rows[0]
 
 
 @contextmanager

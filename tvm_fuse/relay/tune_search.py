@@ -18,11 +18,12 @@ import numpy as np
 
 from tvm_fuse.core.errors import MissingDependency
 from tvm_fuse.core.tuning.budget import SearchParameters
+from tvm_fuse.core.tuning.records import steps_of
 from tvm_fuse.core.tuning.task import Measurement, Task
 from tvm_fuse.relay.base import tvm
 from tvm_fuse.relay.tune_tasks import TunedTask
 
-__all__ = ["ScheduleSearch"]
+__all__ = ["ScheduleSearch", "make_search_task", "seeded", "write_schedule"]
 
 _FAILED_COST_S = 1e10  # as TVM's own measurements have it
 _FAILED = 4  # MeasureErrorNo: any but 0 will do
@@ -53,25 +54,14 @@ class ScheduleSearch:
         hardware: Any = None,
         model: Path | None = None,
     ) -> None:
-        scheduler = tvm.auto_scheduler
         self._parameters = parameters
         self._params = {
             "evolutionary_search_population": parameters.population,
             "evolutionary_search_num_iters": parameters.iterations,
             "sample_init_min_population": parameters.sampled,
         }
-        register = scheduler.workload_registry.register_workload_tensors
-        self._tasks = {}
-        for one in tasks:
-            key = one.task.workload_key
-            register(key, list(one.computation.tensors))
-            self._tasks[key] = scheduler.SearchTask(
-                workload_key=key,
-                target=target,
-                hardware_params=hardware or _hardware_of(target),
-                layout_rewrite_option=scheduler.LayoutRewriteOption.NO_REWRITE,
-                desc=one.task.name,
-            )
+        hardware = hardware or _hardware_of(target)
+        self._tasks = {one.task.workload_key: make_search_task(one, target, hardware) for one in tasks}
         self._model = _make_model(parameters.per_round)
         self._pretrained = _load_model(model)
 
@@ -80,7 +70,7 @@ class ScheduleSearch:
         if count <= 0:
             return ()
         scheduler, search = tvm.auto_scheduler, self._tasks[task.workload_key]
-        with _seeded(seed):
+        with seeded(seed):
             policy = scheduler.SketchPolicy(
                 search, self._pretrained or self._model, params=dict(self._params), seed=seed, verbose=0
             )
@@ -88,10 +78,10 @@ class ScheduleSearch:
             sampled = list(policy.sample_initial_population())
             start = [*sampled, *self._best_states(task, measured)]
             evolved = list(policy.evolutionary_search(start, _ASKED * count))
-        tried = {_steps(one.schedule) for one in measured}
+        tried = {steps_of(one.schedule) for one in measured}
         by_chance = max(1, round(_FROM_CHANCE * count))
         best = self._fresh(search, evolved, tried, count - by_chance)
-        tried |= set(map(_steps, best))
+        tried |= set(map(steps_of, best))
         return [*best, *self._fresh(search, [*sampled, *evolved], tried, count - len(best))]
 
     def learn(self, task: Task, results: Sequence[Measurement]) -> None:
@@ -128,10 +118,29 @@ class ScheduleSearch:
         for state in states:
             if len(found) >= count:
                 break
-            text = _write_schedule(search, state)
-            if _steps(text) not in tried:
-                found.setdefault(_steps(text), text)
+            text = write_schedule(search, state)
+            if steps_of(text) not in tried:
+                found.setdefault(steps_of(text), text)
         return list(found.values())
+
+
+def make_search_task(one: TunedTask, target: Any, hardware: Any) -> Any:
+    """A task as TVM has it.
+
+    Args:
+        one: The task.
+        target: Its target.
+        hardware: ``HardwareParams`` of TVM; None asks the device.
+    """
+    scheduler, key = tvm.auto_scheduler, one.task.workload_key
+    scheduler.workload_registry.register_workload_tensors(key, list(one.computation.tensors))
+    return scheduler.SearchTask(
+        workload_key=key,
+        target=target,
+        hardware_params=hardware,
+        layout_rewrite_option=scheduler.LayoutRewriteOption.NO_REWRITE,
+        desc=one.task.name,
+    )
 
 
 def _hardware_of(target: Any) -> Any:
@@ -142,17 +151,13 @@ def _hardware_of(target: Any) -> Any:
     return tvm.auto_scheduler.HardwareParams(cores, _VECTOR_BYTES, _CACHE_LINE_BYTES, 0, 0, 0, 0, 0)
 
 
-def _write_schedule(search: Any, state: Any) -> str:
+def write_schedule(search: Any, state: Any) -> str:
+    """A state of a search task as text."""
     scheduler = tvm.auto_scheduler
     result = scheduler.MeasureResult([0.0], 0, "", 0.0, 0.0)
     return str(
         scheduler.measure_record.dump_record_to_string(scheduler.MeasureInput(search, state), result)
     ).strip()
-
-
-def _steps(schedule: str) -> str:
-    """What makes two schedules the same: all but what was measured."""
-    return schedule.partition('"r":')[0]
 
 
 def _result(one: Measurement) -> Any:
@@ -182,7 +187,7 @@ def _load_model(file: Path | None) -> Any:
 
 
 @contextmanager
-def _seeded(seed: int) -> Iterator[None]:
+def seeded(seed: int) -> Iterator[None]:
     """Let what draws from the global generators draw the same again."""
     state, numpy_state = random.getstate(), np.random.get_state()  # noqa: NPY002
     random.seed(seed)

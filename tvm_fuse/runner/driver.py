@@ -28,7 +28,7 @@ LIBRARY = "libcuda.so.1"
 _OUT_OF_MEMORY = 2
 _NO_DEVICE = 100
 _NOT_SUPPORTED = 801
-_MAJOR, _MINOR, _SM_COUNT = 75, 76, 16
+_MAJOR, _MINOR, _SM_COUNT, _L2_BYTES = 75, 76, 16, 38
 _MAX_DYNAMIC_SMEM = 8
 _CAPTURE_THREAD_LOCAL = 1
 
@@ -141,6 +141,7 @@ class Device:
         self._call("cuStreamCreate", ctypes.byref(stream), 0)
         self._stream = stream
         self.info = self._describe(device.value)
+        self.l2_bytes = self._attribute(_L2_BYTES, device.value)
 
     def _start(self, ordinal: int) -> None:
         status = self._status("cuInit", 0)
@@ -158,15 +159,16 @@ class Device:
         name, version = ctypes.create_string_buffer(256), c_int()
         self._call("cuDeviceGetName", name, 256, device)
         self._call("cuDriverGetVersion", ctypes.byref(version))
-
-        def attribute(number: int) -> int:
-            value = c_int()
-            self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
-            return value.value
-
-        arch = f"sm_{attribute(_MAJOR)}{attribute(_MINOR)}"
+        arch = f"sm_{self._attribute(_MAJOR, device)}{self._attribute(_MINOR, device)}"
         driver = f"{version.value // 1000}.{version.value % 1000 // 10}"
-        return DeviceInfo(name.value.decode(errors="replace"), arch, attribute(_SM_COUNT), driver)
+        return DeviceInfo(
+            name.value.decode(errors="replace"), arch, self._attribute(_SM_COUNT, device), driver
+        )
+
+    def _attribute(self, number: int, device: int) -> int:
+        value = c_int()
+        self._call("cuDeviceGetAttribute", ctypes.byref(value), number, device)
+        return value.value
 
     # --- memory ------------------------------------------------------------------------------
 

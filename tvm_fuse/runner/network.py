@@ -17,7 +17,7 @@ from tvm_fuse.cuda.bundle import Bundle, Image, Operand, Operator, Tensor
 from tvm_fuse.cuda.launch import Parameter
 from tvm_fuse.runner.driver import Device, PreparedLaunch
 
-__all__ = ["Network", "Step", "choose_image"]
+__all__ = ["POISON", "Network", "Step", "choose_image", "immediate"]
 
 #: dtype of a parameter that is a number -> its C type.
 _C_TYPES: Mapping[str, Callable[[Any], Any]] = {
@@ -32,7 +32,14 @@ _C_TYPES: Mapping[str, Callable[[Any], Any]] = {
 }
 
 #: As float32 or float16 every value is then no number, until a kernel writes it.
-_POISON = 0xFF
+POISON = 0xFF
+
+
+def immediate(parameter: Parameter, value: float) -> Any:
+    """A number as a launch passes it, of the parameter's C type."""
+    if parameter.dtype == "float16":
+        return ctypes.c_uint16(int(np.float16(value).view(np.uint16)))
+    return _C_TYPES[parameter.dtype](value)
 
 
 def choose_image(bundle: Bundle, arch: str) -> Image:
@@ -147,9 +154,7 @@ class Network:
             return ctypes.c_uint64(self._address(self._bundle.tensors[int(operand.value)]))
         if operand.kind == "workspace":
             return ctypes.c_uint64(self._arena + self._bundle.workspaces[int(operand.value)].offset_bytes)
-        if parameter.dtype == "float16":
-            return ctypes.c_uint16(int(np.float16(operand.value).view(np.uint16)))
-        return _C_TYPES[parameter.dtype](operand.value)
+        return immediate(parameter, operand.value)
 
     def _address(self, tensor: Tensor) -> int:
         return self._storages[tensor.storage]
@@ -186,8 +191,8 @@ class Network:
         kept = {self._bundle.tensors[port.tensor].storage for port in ports}
         for index, (address, size_bytes) in enumerate(zip(self._storages, self._bundle.storages)):
             if index not in kept:
-                self._device.fill(address, _POISON, size_bytes)
-        self._device.fill(self._arena, _POISON, self._bundle.arena_bytes)
+                self._device.fill(address, POISON, size_bytes)
+        self._device.fill(self._arena, POISON, self._bundle.arena_bytes)
 
     # --- running -----------------------------------------------------------------------------
 

@@ -20,14 +20,14 @@ from tvm_fuse.core.tuning.budget import Budget
 from tvm_fuse.core.tuning.log import append_entries, read_entries
 from tvm_fuse.core.tuning.task import Measurement, Task, TaskState, choose_task
 
-__all__ = ["Comparison", "Job", "JobState", "Measurer", "Phase", "Searcher", "run_job"]
+__all__ = ["FASTER", "Comparison", "Job", "JobState", "Measurer", "Phase", "Searcher", "run_job"]
 
 _SCHEMA = {"name": "tvm-fuse/tuning-log", "version": 1}
 
 #: A task is given up after so many rounds without a single candidate that works.
 _FAILED_ROUNDS = 2
 #: A candidate replaces the kernel of the build when it takes at most this share of its time.
-_FASTER = 0.98
+FASTER = 0.98
 #: So many of the fastest candidates are compared, until one is faster.
 _FINALISTS = 3
 
@@ -43,7 +43,7 @@ class Comparison:
     @property
     def is_faster(self) -> bool:
         """Whether the candidate is faster by more than noise."""
-        return not self.error and self.cost_s <= _FASTER * self.baseline_s
+        return not self.error and self.cost_s <= FASTER * self.baseline_s
 
 
 class Phase(str, Enum):

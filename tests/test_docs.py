@@ -13,6 +13,7 @@ import pytest
 
 from tvm_fuse.cli.args import make_parser
 from tvm_fuse.runner import __main__ as runner
+from tvm_fuse.runner import candidate_job
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGES = sorted(
@@ -72,6 +73,11 @@ def test_the_options_of_the_runner_are_documented():
     parser = runner._make_parser()
     options = {name for action in parser._actions for name in action.option_strings}
     assert documented_options("python -m tvm_fuse.runner") == options - {"-h", "--help"}
+
+
+def test_the_options_of_a_package_of_candidates_are_documented():
+    options = {name for action in candidate_job._make_parser()._actions for name in action.option_strings}
+    assert documented_options("python net-candidates/run.py") == options - {"-h", "--help"}
 
 
 @pytest.mark.relay

@@ -180,6 +180,36 @@ def test_records_that_do_not_fit_say_why(tmp_path, fused, found, schedule, chang
     assert any(code.value in line for line in records.describe_records(unused))
 
 
+def test_a_draft_is_used_only_where_that_is_asked_for(tmp_path, fused, found, schedule, monkeypatch):
+    target, model = fused
+    save_record(tmp_path, record_of(found[0].task, schedule, target, measured=False))
+    with monkeypatch.context() as patch:  # a draft that is not used costs nothing to look at
+        patch.setattr("tvm_fuse.relay.records.read_kernel_computation", None)
+        unused = records.apply_records(model.module, target, tmp_path)
+    assert unused.schedules_for(target) == {}
+    (decision,) = unused.decisions
+    assert decision.reason.code is Code.SCHEDULE_RECORD_DRAFT
+    assert "2.00 x" in decision.reason.got
+    (line,) = records.describe_records(unused)
+    assert Code.SCHEDULE_RECORD_DRAFT.value in line
+    used = records.apply_records(model.module, target, tmp_path, drafts=True)
+    assert used.schedules_for(target).keys() == {found[0].task.digest}
+    assert "1 of them drafts that nobody measured" in records.describe_records(used)[0]
+    options = fuse.FuseOptions(records=tmp_path, drafts=True)
+    with_drafts = fuse.fuse_model(load.model_from_module(make_module(seed=2)), target, options)
+    assert len(with_drafts.tuned.records) == 1
+
+
+def test_many_unused_records_are_one_line_for_each_reason(tmp_path, fused, found, schedule):
+    target, model = fused
+    for one in found:
+        save_record(tmp_path, record_of(one.task, schedule, target, measured=False))
+    unused = records.apply_records(model.module, target, tmp_path)
+    assert len(unused.decisions) == 3
+    (line,) = records.describe_records(unused)
+    assert line.endswith("(and 2 more)")
+
+
 def test_a_damaged_record_is_named_and_not_used(tmp_path, fused, found, schedule):
     target, model = fused
     save_record(tmp_path, record_of(found[0].task, schedule, target))

@@ -35,8 +35,8 @@ _MOST_SMEM_BYTES, _MOST_THREADS = 48 * 1024, 1024
 _VECTOR_BYTES, _LINE_BYTES, _MOST_VTHREADS, _ANY = 16, 64, 8, 2**31 - 1
 _WORD_BYTES = 4
 
-#: Annotations of AutoScheduler's iterators that are threads.
-_THREADS = {6: "x", 8: "y", 10: "z"}
+#: Annotations of AutoScheduler's iterators: those that are threads, and vectors of at most so many elements.
+_THREADS, _VECTOR, _MOST_LANES = (6, 8, 10), 2, 4
 _INVALID = float("-inf")
 _UNIT_S = 1e-3  # scores are positive: executions in a millisecond
 
@@ -189,7 +189,7 @@ def _profile(dag: Any, text: str) -> tuple[KernelProfile, ...]:
 
 
 def _is_launchable(state: Any) -> bool:
-    """Whether no block has too many threads or too much shared memory, from the extents of all loops."""
+    """Whether no block has too many threads or too much shared memory, and no vector is too long."""
     smem_bytes = 0
     for stage in state.stages:
         threads, size = 1, 1
@@ -197,6 +197,8 @@ def _is_launchable(state: Any) -> bool:
             extent = int(iterator.range.extent) if iterator.range is not None else 1
             size *= extent
             threads *= extent if int(iterator.annotation) in _THREADS else 1
+            if int(iterator.annotation) == _VECTOR and extent > _MOST_LANES:
+                return False
         if threads > _MOST_THREADS:
             return False
         if str(stage.op.name).endswith(".shared"):

@@ -76,7 +76,11 @@ def build_candidate(
         ModelError: It needs more of the host than launches.
     """
     schedules = {one.task.digest: TunedSchedule(one.task.workload_key, schedule)} if schedule else None
-    build = build_kernels(call_kernel(one.function), target, schedules)
+    try:
+        build = build_kernels(call_kernel(one.function), target, schedules)
+    except ValueError as error:  # what TVM's code generator raises for CUDA C that it cannot write
+        lines = str(error).strip().splitlines() or [""]
+        raise ToolFailed(f"{one.task.name} does not build: {lines[-1]}") from error
     plan = read_graph_plan(build)
     compiled = compile_cuda(build.artifact.cuda_source, str(target.arch))
     used = {launch.symbol: launch for launch in build.launches}

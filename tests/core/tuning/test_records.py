@@ -10,6 +10,7 @@ import pytest
 from tvm_fuse.core.errors import UsageError
 from tvm_fuse.core.tuning.records import (
     TunedRecord,
+    beats,
     from_json,
     load_records,
     merge_records,
@@ -47,7 +48,8 @@ def test_a_record_of_another_device_is_not_loaded(tmp_path):
     save_record(tmp_path, replace(RECORD, device="cuda-sm_80"))
     found = load_records(tmp_path, "cuda-sm_90")
     assert found.records == {}
-    assert found.elsewhere == {RECORD.digest: ("cuda-sm_80", "llvm-haswell-4cores")}
+    assert found.elsewhere == {RECORD.digest: ("cuda-sm_80",)}  # a CPU's says nothing about a GPU
+    assert load_records(tmp_path, "llvm-znver4-2cores").elsewhere == {RECORD.digest: (RECORD.device,)}
 
 
 @pytest.mark.parametrize(
@@ -59,6 +61,8 @@ def test_a_record_of_another_device_is_not_loaded(tmp_path):
         pytest.param(lambda document: document.update(schema={}), "schema", id="another schema"),
         pytest.param(lambda document: document.update(digest="other"), "of other on", id="another chain"),
         pytest.param(lambda document: document.update(device="cuda-sm_80"), "on cuda-sm_80", id="copied"),
+        pytest.param(lambda document: document.pop("measured"), "measured is missing", id="measured or not"),
+        pytest.param(lambda document: document.update(measured="no"), "neither true nor false", id="no flag"),
     ],
 )
 def test_damaged_records_are_named(tmp_path, change, problem):
@@ -82,6 +86,44 @@ def test_of_two_records_the_greater_speedup_stays(tmp_path):
     save_record(there, replace(RECORD, digest="000000000000"))
     assert {record.digest for record in merge_records(here, there)} == {RECORD.digest, "000000000000"}
     assert load_records(here, RECORD.device).records[RECORD.digest] == better
+
+
+def test_records_of_the_first_version_were_measured(tmp_path):
+    file = save_record(tmp_path, RECORD)
+    document = json.loads(file.read_text())
+    document["schema"]["version"] = 1
+    del document["measured"]
+    file.write_text(json.dumps(document))
+    assert load_records(tmp_path, RECORD.device).records == {RECORD.digest: RECORD}
+
+
+DRAFT = replace(RECORD, measured=False, cost_s=1e-5)  # of a speed-up that no measurement has
+
+
+@pytest.mark.parametrize(
+    ("record", "other", "wanted"),
+    [
+        pytest.param(RECORD, None, True, id="nothing there"),
+        pytest.param(DRAFT, None, True, id="a draft, nothing there"),
+        pytest.param(RECORD, DRAFT, True, id="measured beats a draft"),
+        pytest.param(DRAFT, RECORD, False, id="and never the other way round"),
+        pytest.param(DRAFT, replace(DRAFT, cost_s=2e-5), True, id="the better draft"),
+        pytest.param(RECORD, RECORD, False, id="the same"),
+    ],
+)
+def test_which_record_stays(tmp_path, record, other, wanted):
+    assert beats(record, other) is wanted
+    here, there = tmp_path / "here", tmp_path / "there"
+    save_record(there, record)
+    if other is not None:
+        save_record(here, other)
+    assert bool(merge_records(here, there)) is wanted
+    assert load_records(here, RECORD.device).records[RECORD.digest] == (record if wanted else other)
+
+
+def test_a_draft_is_not_pruned(tmp_path):
+    save_record(tmp_path, replace(DRAFT, cost_s=DRAFT.baseline_s))
+    assert prune_records(tmp_path, RECORD.device) == ()
 
 
 def test_pruning(tmp_path):

@@ -23,7 +23,7 @@ LEAST_SAMPLES = 24
 
 _FITTED = ("scale", "overlap", "latency_clocks", "local_clocks", "launch_s")
 _ROBUST = 0.3  # of a logarithm
-_PULL = 0.05  # weight of a constant's logarithm, as of a sample that is so far off
+_PULL = 0.01  # weight of a constant's logarithm, as of a sample that is so far off
 _ROUNDS = 25
 _STEP = 1e-4
 _LARGEST_STEP = 0.5

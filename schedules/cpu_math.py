@@ -44,9 +44,6 @@ __all__ = [
 ]
 
 _PREFIX = "tir.tvm_fuse_"
-#: So many of our functions may be within one another. TVM's code generator simplifies the value of each
-#: ``Let`` with all others written out: two take milliseconds, three a fifth of a second, four take seconds.
-_DEEPEST = 2
 #: Beyond it tanh of softplus is 1.
 _MISH_BOUND = 20.0
 _LOG2_E = 1.44269504088896341
@@ -211,21 +208,30 @@ def _lower(name: str, function: Callable[[Any], Any], call: Any) -> Any:
     exponent = _softplus_argument(x) if name == "tanh" else None
     if exponent is not None:
         return _tanh_of_softplus(exponent)
-    if _depth(x) >= _DEEPEST:
+    if _is_deep(x):
         return tir.call_intrin(call.dtype, f"tir.{name}", x)
     return function(x)
 
 
-def _depth(x: Any) -> int:
-    """How many of our functions are within one another in an expression, at most."""
-    depths: list[int] = []
+def _is_deep(x: Any) -> bool:
+    """Whether functions of ours are within one another in an expression.
+
+    A third around two is too much: TVM's code generator simplifies the value of each ``Let`` with all others
+    written out. Two take milliseconds, three a fifth of a second, four take seconds.
+    """
+    return any(_inner_calls(inner.args[0]) for inner in _inner_calls(x))
+
+
+def _inner_calls(x: Any) -> list[Any]:
+    """The calls of our functions in an expression, the innermost first."""
+    calls: list[Any] = []
 
     def leave(node: Any) -> None:
         if _is_call(node, *FUNCTIONS):
-            depths.append(1 + _depth(node.args[0]))
+            calls.append(node)
 
     tir.stmt_functor.post_order_visit(x, leave)
-    return max(depths, default=0)
+    return calls
 
 
 def _is_call(x: Any, *names: str) -> bool:

@@ -197,7 +197,7 @@ def nested(depth):
     return value
 
 
-@pytest.mark.parametrize(("depth", "calls"), [(1, []), (2, []), (3, ["expf"]), (6, ["expf"])])
+@pytest.mark.parametrize(("depth", "calls"), [(1, []), (2, []), (3, ["expf"]), (6, ["expf"]), (40, ["expf"])])
 def test_a_third_function_around_two_is_the_library_s(depth, calls):
     x = np.linspace(-5, 5, 1024).astype(np.float32)
     got, assembly = compute(nested(depth), x, "x86-64")

@@ -1,6 +1,6 @@
 """Groups that need too many registers, and what becomes of them: ``python benchmarks/register_split.py``.
 
-Writes ``benchmarks/results/register_split.json``: for two artificial groups what ptxas says of the whole, of
+Writes ``benchmarks/results/register_split.json``: for three artificial groups what ptxas says of the whole, of
 its anchor alone or of each cut that was tried, and which one the plan has; for the example models, how many
 groups are suspicious and were compiled for it. No GPU is used.
 """
@@ -49,11 +49,20 @@ def make_sum() -> tvm.IRModule:
     return _module([*data, weight], value)
 
 
+def make_sweeps() -> tvm.IRModule:
+    """``y = relu(y + x)`` for 64 tensors from the first to the last, and back: all are needed twice."""
+    data = [relay.var(f"x{index}", shape=(1, 64, 56, 56)) for index in range(64)]
+    value = data[0]
+    for other in (*data[1:], *reversed(data)):
+        value = relay.nn.relu(relay.add(value, other))
+    return _module(data, value)
+
+
 def _module(inputs: list, value: relay.Expr) -> tvm.IRModule:
     return relay.transform.InferType()(tvm.IRModule.from_expr(relay.Function(inputs, value)))
 
 
-GROUPS = {"activations": make_activations, "sum": make_sum}
+GROUPS = {"activations": make_activations, "sum": make_sum, "sweeps": make_sweeps}
 
 
 def look_at(module: tvm.IRModule, arch: str) -> tuple[int, tuple[SplitRecord, ...]]:

@@ -1,14 +1,15 @@
-"""Measured register pressure: chains that spill when compiled whole are cut in two.
+"""Measured register pressure: groups that spill when compiled whole are cut in two.
 
 ::
 
     conv2d -> s1 -> s2 -> ... -> s7            one kernel: registers run out, values spill to memory
     conv2d -> s1 -> s2   |   s3 -> ... -> s7   two kernels: the value between them is in memory once
     x1 + ... + x12   |   conv2d                before the anchor as well: twelve operands were loaded ahead
+    y = f(x1, ..., x64)   |   g(y, x64, ..., x1)   elementwise: each kernel reads the operands, none keeps them
 
 A group that ``core/pressure.py`` finds suspicious is built alone for the target, compiled by NVRTC and read:
-registers, spills, stack, occupancy. It is cut when it spills, or when its occupancy falls off a cliff: below
-a quarter, and below half of what its anchor's own kernel has. Cuts are tried from the cheapest on; the first
+registers, spills, stack, occupancy. It is cut when it spills, or when the occupancy of its anchor falls off a
+cliff: below a quarter, and below half of what the anchor's own kernel has. Cuts are tried from the cheapest on; the first
 whose two kernels are well is taken. Where none is, or the anchor alone spills already, the group stays whole,
 and the decision says so. What a cut costs in bytes is shown, not weighed against the spills: how often these
 are executed, the compiler does not tell.
@@ -28,7 +29,7 @@ from tvm_fuse.core.errors import MissingDependency, ToolFailed, UsageError
 from tvm_fuse.core.graph import Graph
 from tvm_fuse.core.group import FusionGroup, make_group
 from tvm_fuse.core.plan import FusionPlan
-from tvm_fuse.core.pressure import MOST_REGISTERS, Cut, estimate_pressure, find_cuts, is_suspicious
+from tvm_fuse.core.pressure import Cut, estimate_pressure, find_cuts, is_suspicious, most_registers
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 from tvm_fuse.cuda.compile import compile_cuda
 from tvm_fuse.cuda.resources import KernelResources, read_resources
@@ -199,7 +200,7 @@ def _examine(graph: Graph, group: FusionGroup, known: _Measurements) -> SplitRec
         return _estimate(graph, group, error)
     if not _is_suspect(whole):
         return SplitRecord(_applied(group, f"kept whole: {whole}"), (whole,), 0)
-    alone = SplitCandidate((_anchor_alone(graph, group),), 0)
+    alone = _anchor_alone(graph, group)
     alone = replace(alone, kernels=known(alone.groups))
     reason = _find_fault(group, whole, alone)
     if reason is None:
@@ -233,9 +234,9 @@ def _try_cuts(
 def _estimate(graph: Graph, group: FusionGroup, why: Exception) -> SplitRecord:
     """Decide without a compiler, or for an architecture that it does not know."""
     whole, registers = SplitCandidate((group,), 0), estimate_pressure(graph, group).registers
-    cuts = find_cuts(graph, group)
-    estimated = f"estimated {registers} registers of {MOST_REGISTERS}, not measured: {why}"
-    if registers <= MOST_REGISTERS or not cuts:
+    cuts, most = find_cuts(graph, group), most_registers(graph, group)
+    estimated = f"estimated {registers} registers of {most}, not measured: {why}"
+    if registers <= most or not cuts:
         return SplitRecord(_applied(group, f"kept whole: {estimated}"), (whole,), 0)
     reason = Reason(Code.REGISTERS_SPILL, group.anchor_name, "no spills", estimated)
     cut = SplitCandidate(_parts(cuts[0], reason), cuts[0].extra_bytes)
@@ -245,11 +246,15 @@ def _estimate(graph: Graph, group: FusionGroup, why: Exception) -> SplitRecord:
 
 def _is_suspect(whole: SplitCandidate) -> bool:
     """Whether a measured group is worth a look at its anchor alone."""
-    return whole.spill_bytes > 0 or whole.occupancy_ratio < _LOW_OCCUPANCY
+    (group,) = whole.groups
+    return whole.spill_bytes > 0 or (group.anchor is not None and whole.occupancy_ratio < _LOW_OCCUPANCY)
 
 
-def _anchor_alone(graph: Graph, group: FusionGroup) -> FusionGroup:
-    return make_group(graph, group.anchor, (group.center,), group.center)
+def _anchor_alone(graph: Graph, group: FusionGroup) -> SplitCandidate:
+    """The kernel that no cut can do without; elementwise operators have none."""
+    if group.anchor is None:
+        return SplitCandidate((), 0)
+    return SplitCandidate((make_group(graph, group.anchor, (group.anchor,), group.anchor),), 0)
 
 
 def _find_fault(group: FusionGroup, whole: SplitCandidate, alone: SplitCandidate) -> Reason | None:
@@ -277,17 +282,17 @@ def _parts(cut: Cut, reason: Reason) -> tuple[FusionGroup, FusionGroup]:
 
 
 def _applied(group: FusionGroup, detail: str) -> Decision:
-    return replace(applied(RULE, group.anchor_name, detail), node=group.anchor)
+    return replace(applied(RULE, group.anchor_name, detail), node=group.center)
 
 
 def _declined(group: FusionGroup, reason: Reason) -> Decision:
-    return replace(declined(RULE, group.anchor_name, reason), node=group.anchor)
+    return replace(declined(RULE, group.anchor_name, reason), node=group.center)
 
 
 def _restated(decision: Decision, found: Iterable[SplitRecord]) -> Decision:
-    """A decision about a group that was cut speaks of the part with its anchor."""
+    """A decision about a group that was cut speaks of the part that has its anchor, or its result."""
     for item in found:
         for part in item.groups if item.chosen else ():
-            if decision.applied and decision.node is not None and decision.node == part.anchor:
+            if decision.applied and decision.node == part.center:
                 return replace(decision, detail=f"{part.name}; ends: {part.end}")
     return decision

@@ -1,8 +1,8 @@
 """Groups that need too many registers, and what becomes of them: ``python benchmarks/register_split.py``.
 
-Writes ``benchmarks/results/register_split.json``: for three artificial groups what ptxas says of the whole, of
-its anchor alone or of each cut that was tried, and which one the plan has; for the example models, how many
-groups are suspicious and were compiled for it. No GPU is used.
+Writes ``benchmarks/results/register_split.json``: for three artificial groups what ptxas says of the whole,
+of its anchor alone or of each cut that was tried, and which one the plan has; for the example models, how
+many groups are suspicious and were compiled for it. No GPU is used.
 """
 
 from __future__ import annotations

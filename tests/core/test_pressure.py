@@ -6,9 +6,17 @@ import numpy as np
 import pytest
 
 from tests.support.graphs import GraphBuilder
+from tvm_fuse.core.legality import check_groups
 from tvm_fuse.core.plan import plan_chains
 from tvm_fuse.core.plan_options import PlanOptions
-from tvm_fuse.core.pressure import MOST_REGISTERS, estimate_pressure, find_cuts, is_suspicious
+from tvm_fuse.core.pressure import (
+    MOST_REGISTERS,
+    estimate_cut,
+    estimate_pressure,
+    find_cuts,
+    is_suspicious,
+    most_registers,
+)
 
 
 def chain(spell, steps, dtype="float32"):
@@ -162,10 +170,108 @@ def test_a_cut_before_the_anchor():
     assert [cut.first.anchor for cut in steps] == [group.anchor]
 
 
-def test_nothing_to_cut():
-    g = GraphBuilder("float32")
-    graph = g.build(g.tanh(g.sigmoid(g.input("x", (1, 4, 8, 8)))))
-    (group,) = plan_chains(graph).groups
+def sweeps(count, shape=(1, 16, 8, 8), dtype="float32"):
+    """``relu(y + x)`` for ``count`` inputs from the first to the last, and back: one elementwise group."""
+    g = GraphBuilder(dtype)
+    data = [g.input(f"x{index}", shape) for index in range(count)]
+    value = data[0]
+    for other in (*data[1:], *reversed(data)):
+        value = g.relu(g.add(value, other))
+    return elementwise(g, value)
+
+
+def elementwise(g, *values):
+    """A graph and its one group, which is elementwise."""
+    graph = g.build(*values)
+    (group,) = plan_chains(graph, PlanOptions(target="cuda")).groups
     assert group.anchor is None
+    return graph, group
+
+
+def summed(count):
+    """The sum of ``count`` inputs: each is needed once."""
+    g = GraphBuilder("float32")
+    value, *others = (g.input(f"x{index}", (1, 16, 8, 8)) for index in range(count))
+    for other in others:
+        value = g.add(value, other)
+    return elementwise(g, value)
+
+
+def concatenated(count):
+    """``count`` activations in a row: a thread computes one of them."""
+    g = GraphBuilder("float32")
+    return elementwise(
+        g, g.concatenate(*(g.tanh(g.input(f"x{index}", (1, 4, 8, 8))) for index in range(count)))
+    )
+
+
+def scaled_sweeps(count):
+    """As ``sweeps``, of one tensor and numbers, which are part of the code."""
+    g = GraphBuilder("float32")
+    value = g.input("x", (1, 16, 8, 8))
+    numbers = [g.const(np.float32(index)) for index in range(count)]
+    for number in (*numbers, *reversed(numbers)):
+        value = g.relu(g.add(value, number))
+    return elementwise(g, value)
+
+
+@pytest.mark.parametrize(
+    ("made", "live", "most", "expected"),
+    [
+        (sweeps(20), 21, 64, False),
+        (sweeps(22), 23, 64, True),
+        (sweeps(22, (2, 64)), 23, MOST_REGISTERS, False),
+        (sweeps(22, (4, 128)), 23, 128, False),
+        (summed(60), 1, 64, False),
+        (concatenated(60), 1, 64, False),
+        (scaled_sweeps(40), 1, 64, False),
+    ],
+    ids=[
+        "20 tensors",
+        "22 tensors",
+        "128 threads",
+        "512 threads",
+        "needed once",
+        "concatenation",
+        "numbers",
+    ],
+)
+def test_elementwise_operators(made, live, most, expected):
+    """Suspicious when they may need half of the registers that their block leaves a thread."""
+    pressure = estimate_pressure(*made)
+    assert (pressure.live_values, pressure.registers, most_registers(*made)) == (live, 10 + live, most)
+    assert is_suspicious(*made) is expected
+
+
+def test_an_elementwise_group_is_cut_where_one_value_passes():
+    """What both parts read is read twice; a cut that costs more must need fewer registers."""
+    graph, group = sweeps(64)
+    assert estimate_pressure(graph, group).registers == 10 + 65
+    cuts, value, worst = find_cuts(graph, group), 4 * 16 * 64, []
+    assert len(cuts) > 10
+    for cut in cuts:
+        assert {*cut.first.nodes, *cut.rest.nodes} == set(group.nodes)
+        assert not {*cut.first.nodes} & {*cut.rest.nodes}
+        assert cut.rest.result == group.result
+        assert set(graph.readers(cut.first.result)) <= set(cut.rest.nodes)
+        for node in {*cut.first.nodes} - {cut.first.result}:
+            assert set(graph.readers(node)) <= set(cut.first.nodes)
+        worst.append(estimate_cut(graph, cut))
+    assert 10 + 65 > worst[0]
+    assert worst == sorted(set(worst), reverse=True)
+    assert [cut.extra_bytes for cut in cuts] == sorted(cut.extra_bytes for cut in cuts)
+    fitting = cuts[worst.index(64)]
+    assert fitting.extra_bytes == (2 + 11) * value  # the value between them, and eleven tensors again
+    check_groups(graph, (fitting.first, fitting.rest), "cuda")
+
+
+def test_no_cut_where_several_values_pass():
+    """What is computed, not read from memory, would have to be written for the other part."""
+    g = GraphBuilder("float32")
+    data = [g.tanh(g.input(f"x{index}", (1, 16, 8, 8))) for index in range(60)]
+    value = data[0]
+    for other in (*data[1:], *reversed(data[1:])):
+        value = g.add(value, other)
+    graph, group = elementwise(g, value)
+    assert is_suspicious(graph, group)
     assert find_cuts(graph, group) == ()
-    assert not is_suspicious(graph, group)

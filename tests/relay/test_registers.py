@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -37,6 +38,16 @@ def silus(count, channels=8, size=14):
     value = net.conv2d(net.input("x", (1, channels, size, size)), channels)
     for _ in range(count):
         value = relay.multiply(value, relay.sigmoid(value))
+    return net.module(value)
+
+
+def sweeps(count, shape=(1, 8, 16, 16)):
+    """``sigmoid(y + x)`` for ``count`` tensors from the first to the last, and back: elementwise alone."""
+    net = Net()
+    data = [net.input(f"x{index}", shape) for index in range(count)]
+    value = data[0]
+    for other in (*data[1:], *reversed(data)):
+        value = relay.sigmoid(relay.add(value, other))
     return net.module(value)
 
 
@@ -127,6 +138,39 @@ def test_no_cut_helps(measured):
 
 
 @pytest.mark.parametrize(
+    ("most", "tried"), [(59, [30, 43, 50, 54, 56, 57]), (45, [30, 43, 50, 46, 44, 45])], ids=["59", "45"]
+)
+def test_an_elementwise_group_is_cut_by_bisection(measured, most, tried):
+    """The dearer part of the cut that is taken needs no spills; that of the next cheaper one does."""
+    measured(lambda steps, has_anchor: resources(12 * (steps > most)))
+    _, plan, (record,) = partition(sweeps(32))
+    assert [group.id for group in plan.groups] == ["chain0", "chain0.rest"]
+    sizes = [max(g.operators.count("sigmoid") for g in c.groups) for c in record.candidates]
+    assert sizes == [63, *tried]
+    chosen = record.candidates[record.chosen]
+    assert chosen.spill_bytes == 0
+    dearer = [c for c in record.candidates if c.extra_bytes < chosen.extra_bytes]
+    assert all(candidate.spill_bytes for candidate in dearer)
+    assert f"instead: {chosen}" in record.decision.detail
+    decision = next(decision for decision in plan.decisions if decision.rule == "elementwise")
+    assert decision.detail.startswith("elementwise; ends: result-returned")
+    assert plan.groups[0].end.code is Code.REGISTERS_SPILL
+
+
+def test_elementwise_groups_that_stay_whole(measured):
+    """Where no kernel spills, and where every cut does; one with few warps is not looked at again."""
+    measured(lambda steps, has_anchor: resources(occupancy=0.1))
+    _, plan, (record,) = partition(sweeps(32))
+    assert (len(plan.groups), len(record.candidates)) == (1, 1)
+    assert "kept whole" in record.decision.detail
+    measured(lambda steps, has_anchor: resources(12))
+    _, plan, (record,) = partition(sweeps(32))
+    assert (len(plan.groups), record.chosen) == (1, 0)
+    assert "does better" in record.decision.reason.got
+    assert not record.decision.applied
+
+
+@pytest.mark.parametrize(
     ("whole", "alone", "is_cut"), [(0.2, 0.45, True), (0.2, 0.35, False), (0.3, 0.9, False)], ids=str
 )
 def test_a_cliff_of_occupancy(measured, whole, alone, is_cut):
@@ -148,11 +192,13 @@ def test_without_nvrtc_the_estimate_decides(monkeypatch, error):
     _, plan, (record,) = partition(silus(7))
     assert len(plan.groups) == 1
     assert "estimated 74 registers of 255, not measured: NVRTC is not installed" in record.decision.detail
-    monkeypatch.setattr("tvm_fuse.relay.registers.MOST_REGISTERS", 73)
-    _, plan, (record,) = partition(silus(7))
+    _, plan, (record,) = partition(sweeps(60))
     assert len(plan.groups) == 2
     assert plan.groups[0].end.code is Code.REGISTERS_SPILL
+    assert "estimated 71 registers of 64, not measured" in record.decision.detail
     assert "not compiled" in record.decision.detail
+    monkeypatch.setattr("tvm_fuse.core.pressure.MOST_REGISTERS", 73)
+    assert len(partition(silus(7))[1].groups) == 2
 
 
 def test_other_targets_have_no_registers_to_measure(measured):
@@ -176,6 +222,17 @@ def test_a_plan_that_was_given_is_carried_out_as_it_is(measured):
 def test_parity_of_a_chain_in_two_parts(measured):
     measured(lambda steps, has_anchor: resources(12 * (has_anchor and steps > 2)))
     module = silus(7)
+    split, plan, _ = partition(module)
+    assert len(plan.groups) == 2
+    inputs = feeds(module)
+    (got,) = run(build.build_fused(split, target.resolve_target(LLVM)).library, inputs)
+    (expected,) = run_unfused(module, inputs)
+    np.testing.assert_allclose(got, expected, rtol=1e-5, atol=1e-5)
+
+
+def test_parity_of_an_elementwise_group_in_two_parts(measured):
+    measured(lambda steps, has_anchor: resources(12 * (steps > 30)))
+    module = sweeps(24)
     split, plan, _ = partition(module)
     assert len(plan.groups) == 2
     inputs = feeds(module)
@@ -217,6 +274,25 @@ def test_the_committed_figures_say_why(committed, arch):
     assert "occupancy-drops" in row["decision"]
 
 
+@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
+def test_the_committed_figures_show_spills_that_a_cut_ends(committed, arch):
+    """Whole, the sweeps spill; in the two kernels of the plan nothing does, in those of each cheaper cut some."""
+    row = committed["sweeps"][arch]
+    (whole,) = row["whole"]["kernels"]
+    assert whole["spill_store_bytes"] > 0
+    assert whole["spill_load_bytes"] > 0
+    chosen = row["tried"][row["chosen"] - 1]
+    assert [spill_bytes(kernel) for kernel in chosen["kernels"]] == [0, 0]
+    cheaper = [cut for cut in row["tried"] if cut["extra_dram_bytes"] < chosen["extra_dram_bytes"]]
+    assert cheaper
+    assert all(sum(map(spill_bytes, cut["kernels"])) > 0 for cut in cheaper)
+    assert "registers-spill" in row["decision"]
+
+
+def spill_bytes(kernel):
+    return kernel["spill_store_bytes"] + kernel["spill_load_bytes"]
+
+
 def test_a_real_group_is_cut_and_computes_the_same():
     """Compiled by NVRTC, not made up; the whole plan is then built for the CPU."""
     module = register_split.make_sum()
@@ -231,16 +307,19 @@ def test_a_real_group_is_cut_and_computes_the_same():
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("arch", ["sm_75", "sm_80", "sm_90"])
-@pytest.mark.parametrize("name", ["sum", "activations"])
+@pytest.mark.parametrize(
+    ("name", "arch"),
+    [*itertools.product(["sum", "activations"], ["sm_75", "sm_80", "sm_90"]), ("sweeps", "sm_80")],
+)
 def test_the_committed_figures_again(committed, name, arch):
     """When schedules or the compiler change: ``python benchmarks/register_split.py``."""
     assert register_split.run_group(name, arch) == committed[name][arch]
 
 
 @pytest.mark.slow
-def test_the_cut_group_computes_the_same_on_the_emulator():
-    module = register_split.make_sum()
+@pytest.mark.parametrize("name", ["sum", "sweeps"])
+def test_the_cut_group_computes_the_same_on_the_emulator(name):
+    module = register_split.GROUPS[name]()
     split, plan, _ = partition(module)
     assert len(plan.groups) == 2
     inputs = feeds(module)

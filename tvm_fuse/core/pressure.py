@@ -5,20 +5,21 @@ Without a compiler::
     registers = 40 + numbers * (sums + live values + 16 * (operands - 1))      around an anchor
     registers = 10 + numbers * live values                                     elementwise operators alone
 
-numbers: 2 for float64, else 1. 40 are addresses, loop counters and operands of a blocked product, and a thread
-has at most 32 sums (``cuda_tiles.py``); 10 is what ptxas used beside the live values of the elementwise groups
-that were looked at. A value after the anchor is live from where it is computed to its last reader, and a tensor
-with several readers there from the first to the last; ptxas works through the elements of a thread one after
-another, so live values count once. Of what is computed while the anchor reads, a thread loads about 16 elements
-ahead, from every operand. When to load ahead and when to spill is up to ptxas: the estimate is a guess. A group
-is *suspicious*, and worth a compilation, long before: when it holds on to many values or reads many operands, or
-when TVM, which computes an operator again for each of its readers, makes much code of it. Elementwise operators
-alone have TVM's schedule, of up to 1024 threads a block, which leaves 64 registers to each.
+numbers: 2 for float64, else 1. 40 are addresses, loop counters and operands of a blocked product, and a
+thread has at most 32 sums (``cuda_tiles.py``); 10 is what ptxas used beside the live values of the
+elementwise groups that were looked at. A value after the anchor is live from where it is computed to its
+last reader, and a tensor with several readers there from the first to the last; ptxas works through the
+elements of a thread one after another, so live values count once. Of what is computed while the anchor
+reads, a thread loads about 16 elements ahead, from every operand. When to load ahead and when to spill is
+up to ptxas: the estimate is a guess. A group is *suspicious*, and worth a compilation, long before: when it
+holds on to many values or reads many operands, or when TVM, which computes an operator again for each of
+its readers, makes much code of it. Elementwise operators alone have TVM's schedule, of up to 1024 threads a
+block, which leaves 64 registers to each.
 
-A cut around an anchor stands between two steps, or between what is computed before the anchor and the anchor:
-the part without the anchor is computed element by element by a kernel of its own. Elementwise operators are cut
-where a single value passes from one part to the other, and where both parts are estimated to need no more
-registers than a thread has. The cheapest cut moves the fewest bytes; of equals, the most even one.
+A cut around an anchor stands between two steps, or between what is computed before the anchor and the
+anchor: the part without the anchor is computed element by element by a kernel of its own. Elementwise
+operators are cut where a single value passes from one part to the other, and where that is estimated to
+save registers. The cheapest cut moves the fewest bytes; of equals, the most even one.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ __all__ = [
     "MOST_REGISTERS",
     "Cut",
     "Pressure",
+    "estimate_cut",
     "estimate_pressure",
     "find_cuts",
     "is_suspicious",
@@ -89,7 +91,6 @@ class Cut:
 
 def estimate_pressure(graph: Graph, group: FusionGroup) -> Pressure:
     """The register pressure of a group, without a compiler; the formula is at the top of the file."""
-    members = frozenset(group.nodes)
     evaluations = {group.result: 1}
     for node in reversed(group.nodes):
         evaluations.setdefault(node, sum(evaluations.get(reader, 0) for reader in graph.readers(node)))
@@ -101,6 +102,11 @@ def estimate_pressure(graph: Graph, group: FusionGroup) -> Pressure:
         return Pressure(live, operands, inner, _ELEMENTWISE_REGISTERS + numbers * live)
     loaded = _LOADED_AHEAD * max(0, operands - 1)
     return Pressure(live, operands, inner, _BASE_REGISTERS + numbers * (_MOST_SUMS + live + loaded))
+
+
+def estimate_cut(graph: Graph, cut: Cut) -> int:
+    """Estimated registers of a thread in the part that needs more."""
+    return max(estimate_pressure(graph, part).registers for part in (cut.first, cut.rest))
 
 
 def most_registers(graph: Graph, group: FusionGroup) -> int:
@@ -137,13 +143,14 @@ def _count_operands(graph: Graph, group: FusionGroup) -> int:
 
 
 def is_suspicious(graph: Graph, group: FusionGroup) -> bool:
-    """Whether a group may need many more registers than its anchor: compiling it is worth the time."""
-    if group.anchor is None:
-        pressure = estimate_pressure(graph, group)
-        return pressure.registers > most_registers(graph, group) // 2
-    if group.absorbed or not (group.steps or group.prologue):
+    """Whether a group may need too many registers, and could be cut: compiling it is worth the time."""
+    if group.absorbed or group.also:
         return False
     pressure = estimate_pressure(graph, group)
+    if group.anchor is None:
+        return pressure.registers > most_registers(graph, group) // 2
+    if not (group.steps or group.prologue):
+        return False
     return (
         pressure.live_values > _MOST_LIVE
         or pressure.operands > _MOST_OPERANDS
@@ -157,14 +164,14 @@ def find_cuts(graph: Graph, group: FusionGroup) -> tuple[Cut, ...]:
 
     Args:
         graph: The graph.
-        group: A group; one with something absorbed has no cut.
+        group: A group; one with something absorbed, or with several results, has no cut.
 
     Returns:
         Around an anchor a cut before each step, and one before the anchor where one value enters it from a
-        prologue. Of elementwise operators, cuts whose parts are estimated to fit into the registers, each
-        with fewer registers than the cheaper ones.
+        prologue. Of elementwise operators, cuts whose worse part is estimated to need fewer registers than
+        the whole, and than that of any cheaper cut.
     """
-    if group.absorbed:
+    if group.absorbed or group.also:
         return ()
     if group.anchor is None:
         return _cut_elementwise(graph, group)
@@ -206,14 +213,15 @@ def _cut_elementwise(graph: Graph, group: FusionGroup) -> tuple[Cut, ...]:
     for front in _fronts(graph, group):
         rest = tuple(node for node in group.nodes if node not in front)
         if not VIEW_KINDS.issuperset(graph.nodes[node].kind for node in rest):
-            parts = make_group(graph, None, front, max(front)), make_group(
-                graph, None, rest, group.result, end=group.end
+            parts = (
+                make_group(graph, None, front, max(front)),
+                make_group(graph, None, rest, group.result, end=group.end),
             )
             cuts.append(_made(graph, group, *parts, whole))
     cuts.sort(key=lambda cut: (cut.extra_bytes, abs(len(cut.first.nodes) - len(cut.rest.nodes))))
-    lowest, better = most_registers(graph, group) + 1, []
+    lowest, better = estimate_pressure(graph, group).registers, []
     for cut in cuts:
-        registers = max(estimate_pressure(graph, part).registers for part in (cut.first, cut.rest))
+        registers = estimate_cut(graph, cut)
         if registers < lowest:
             lowest = registers
             better.append(cut)
@@ -221,7 +229,7 @@ def _cut_elementwise(graph: Graph, group: FusionGroup) -> tuple[Cut, ...]:
 
 
 def _fronts(graph: Graph, group: FusionGroup) -> Iterator[frozenset[int]]:
-    """What one value of an elementwise group is computed from, itself included, where nothing else reads it."""
+    """What a value of an elementwise group is computed from, and itself, where nothing else reads that."""
     inside = frozenset(group.nodes)
     for value in group.nodes:
         if value == group.result or graph.nodes[value].kind in VIEW_KINDS | {Kind.TUPLE}:

@@ -5,18 +5,18 @@
     conv2d -> s1 -> s2 -> ... -> s7            one kernel: registers run out, values spill to memory
     conv2d -> s1 -> s2   |   s3 -> ... -> s7   two kernels: the value between them is in memory once
     x1 + ... + x12   |   conv2d                before the anchor as well: twelve operands were loaded ahead
-    y = f(x1, ..., x64)   |   g(y, x64, ..., x1)   elementwise: each kernel reads the operands, none keeps them
+    y = f(x1, ..., x64)   |   g(y, x64, ..., x1)   elementwise: both read the operands, neither keeps them
 
-A group that ``core/pressure.py`` finds suspicious is built alone for the target, compiled by NVRTC and read:
-registers, spills, stack, occupancy. It is cut when it spills, or when the occupancy of its anchor falls off a
-cliff: below a quarter, and below half of what the anchor's own kernel has. Cuts are tried from the cheapest on; the first
-whose two kernels are well is taken. Where none is, or the anchor alone spills already, the group stays whole,
-and the decision says so. What a cut costs in bytes is shown, not weighed against the spills: how often these
-are executed, the compiler does not tell.
+A group that ``core/pressure.py`` finds suspicious is built alone for the target, compiled by NVRTC and
+read: registers, spills, stack, occupancy. It is cut when it spills, or when the occupancy of its anchor
+falls off a cliff: below a quarter, and below half of what the anchor's own kernel has. The cheapest cut
+whose two kernels are well is taken. Where there is none, or the anchor alone spills already, the group
+stays whole, and the decision says so. What a cut costs in bytes is shown, not weighed against the spills:
+how often these are executed, the compiler does not tell.
 
-Without NVRTC, or for an architecture that it does not know, the estimate alone decides, and the decision says
-so. A target that is not CUDA's has nothing to measure. One compilation takes about a second; groups that are
-not suspicious cost none.
+Without NVRTC, or for an architecture that it does not know, the estimate alone decides, and the decision
+says so. A target that is not CUDA's has nothing to measure. One compilation takes about a second, of
+hundreds of operators ten; groups that are not suspicious cost none.
 """
 
 from __future__ import annotations
@@ -29,7 +29,14 @@ from tvm_fuse.core.errors import MissingDependency, ToolFailed, UsageError
 from tvm_fuse.core.graph import Graph
 from tvm_fuse.core.group import FusionGroup, make_group
 from tvm_fuse.core.plan import FusionPlan
-from tvm_fuse.core.pressure import Cut, estimate_pressure, find_cuts, is_suspicious, most_registers
+from tvm_fuse.core.pressure import (
+    Cut,
+    estimate_cut,
+    estimate_pressure,
+    find_cuts,
+    is_suspicious,
+    most_registers,
+)
 from tvm_fuse.core.reason import Code, Decision, Reason, applied, declined
 from tvm_fuse.cuda.compile import compile_cuda
 from tvm_fuse.cuda.resources import KernelResources, read_resources
@@ -87,7 +94,8 @@ class SplitRecord:
     """What was found about one suspicious group.
 
     Args:
-        decision: Whether it was cut, and why; its text shows the whole chain and the last cut tried.
+        decision: Whether it was cut, and why; its text shows the whole group and the cut that was taken, or
+            the last one tried.
         candidates: The whole group, then the cuts that were tried, in order.
         chosen: Index of the candidate that the plan has.
     """
@@ -218,15 +226,25 @@ def _try_cuts(
     measured: tuple[SplitCandidate, SplitCandidate],
     reason: Reason,
 ) -> SplitRecord:
-    """Take the first cut whose kernels are well; ``measured`` is the whole group and its anchor alone."""
+    """Take the cheapest cut whose kernels are well; ``measured`` is the whole group and its anchor alone.
+
+    Each cut of an elementwise group needs fewer registers than the cheaper ones: there bisection finds it.
+    """
     whole, alone = measured
-    candidates = [whole]
-    for cut in find_cuts(graph, group):
-        parts = _parts(cut, reason)
-        candidates.append(SplitCandidate(parts, cut.extra_bytes, known(parts)))
-        if not candidates[-1].spill_bytes and not _is_cliff(candidates[-1], alone):
-            detail = f"{reason}; cut: {whole}; instead: {candidates[-1]}"
-            return SplitRecord(_applied(group, detail), tuple(candidates), len(candidates) - 1)
+    candidates, chosen = [whole], 0
+    cuts = find_cuts(graph, group)
+    low, high = 0, len(cuts)
+    while low < high:
+        middle = low if group.anchor is not None else (low + high) // 2
+        parts = _parts(cuts[middle], reason)
+        candidates.append(SplitCandidate(parts, cuts[middle].extra_bytes, known(parts)))
+        if candidates[-1].spill_bytes or _is_cliff(candidates[-1], alone):
+            low = middle + 1
+        else:
+            high, chosen = middle, len(candidates) - 1
+    if chosen:
+        detail = f"{reason}; cut: {whole}; instead: {candidates[chosen]}"
+        return SplitRecord(_applied(group, detail), tuple(candidates), chosen)
     kept = replace(reason, got=f"{reason.got}; no cut of {len(candidates) - 1} does better: {candidates[-1]}")
     return SplitRecord(_declined(group, kept), tuple(candidates), 0)
 
@@ -239,7 +257,8 @@ def _estimate(graph: Graph, group: FusionGroup, why: Exception) -> SplitRecord:
     if registers <= most or not cuts:
         return SplitRecord(_applied(group, f"kept whole: {estimated}"), (whole,), 0)
     reason = Reason(Code.REGISTERS_SPILL, group.anchor_name, "no spills", estimated)
-    cut = SplitCandidate(_parts(cuts[0], reason), cuts[0].extra_bytes)
+    fitting = next((cut for cut in cuts if estimate_cut(graph, cut) <= most), cuts[0])
+    cut = SplitCandidate(_parts(fitting, reason), fitting.extra_bytes)
     detail = f"{reason}; cut: {whole}; instead: {cut}"
     return SplitRecord(_applied(group, detail), (whole, cut), 1)
 

@@ -83,7 +83,7 @@ def test_extensions(name):
     assert extension_row(name, *EXTENSIONS[name]) in TEXT
 
 
-@pytest.mark.parametrize("name", ["sum", "activations"])
+@pytest.mark.parametrize("name", ["sum", "activations", "sweeps"])
 def test_splits(name):
     for arch, row in results("register_split")["groups"][name].items():
         assert split_row(name, arch, row) in TEXT

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+import signal
 from dataclasses import replace
 
 import numpy as np
@@ -13,6 +14,7 @@ from tests.support.lazy import Lazy
 from tests.support.relay_graphs import Net, relay
 from tvm_fuse.core.errors import ModelError, UsageError
 from tvm_fuse.core.manifest import hash_files
+from tvm_fuse.core.reason import Code
 from tvm_fuse.core.tuning.constants import load_constants, save_constants
 from tvm_fuse.core.tuning.records import load_records, save_record
 from tvm_fuse.core.tuning.score import ScoreConstants
@@ -98,6 +100,7 @@ def test_every_candidate_is_right_on_the_emulator(measured):
     assert all(one.needed < 1 for one in results.results)
 
 
+@pytest.mark.slow
 def test_a_reference_of_other_numbers_makes_all_wrong(exported, tmp_path):
     """A mutant of the package: the test above could not fail if numbers were not compared."""
     folder, _ = exported
@@ -171,6 +174,54 @@ def test_results_of_something_else_are_refused(exported, measured, tmp_path, cha
     with pytest.raises(ModelError, match=message):
         imported(exported[0], replace(measured[1], **changes), tmp_path)
     assert not (tmp_path / "tuned").exists()
+
+
+def test_ctrl_c_ends_it_after_a_kernel_and_keeps_what_is_done(tmp_path):
+    net = Net()
+    x = relay.nn.relu(relay.nn.dense(net.input("x", (16, 64)), net.const(48, 64)))
+    module = net.module(relay.nn.dense(x, net.const(8, 48)))
+    options = drafting.DraftOptions(
+        export=tmp_path / "package", per_task=1, into=tmp_path, is_measured=False,
+        parameters=drafts.DraftParameters(16, 1, 4),
+    )  # fmt: skip
+    found = drafting.draft_model(
+        load.model_from_module(module, {}),
+        TARGET,
+        options,
+        observe=lambda row: signal.raise_signal(signal.SIGINT),
+    )
+    assert (found.is_interrupted, len(found.rows), found.skipped) == (True, 1, 1)
+    assert len(load_package(tmp_path / "package").tasks) == 1
+    assert signal.getsignal(signal.SIGINT) is signal.default_int_handler
+
+
+def test_a_draft_says_what_it_is_for_and_that_nobody_measured_it(tmp_path, monkeypatch):
+    profile = drafts.profile_kernel
+
+    def slow(function, target):
+        return tuple(replace(one, blocks=1000 * one.blocks) for one in profile(function, target))
+
+    monkeypatch.setattr("tvm_fuse.drafting.profile_kernel", slow)  # now whatever works is predicted faster
+    found = draft(dense_module(), is_kept=True, into=tmp_path, archs=("sm_75",))
+    assert [row.has_record for row in found.rows] == [True, True]
+    assert len(found.written) == 2
+    for arch, sms in (("sm_80", 108), ("sm_75", 40)):
+        (record,) = load_records(tmp_path, f"cuda-{arch}").records.values()
+        assert not record.measured
+        assert record.cost_s < record.baseline_s
+        task = json.loads(record.schedule)["i"][0]
+        assert f"-arch={arch}" in task[1]
+        assert (task[2][0], task[3]) == (sms, "llvm")
+    options = pipeline.Options(records=tmp_path, latency=False)
+    notes = pipeline.compile(dense_module(), target=TARGET, options=options).report.notes
+    assert any(Code.SCHEDULE_RECORD_DRAFT.value in note for note in notes)
+    built = pipeline.compile(dense_module(), target=TARGET, options=replace(options, drafts=True))
+    assert any("1 of them drafts that nobody measured" in note for note in built.report.notes)
+    exported = draft(dense_module(), export=tmp_path / "package", per_task=1, into=tmp_path)
+    assert exported.rows[0].kept == 1
+    (task,) = load_package(tmp_path / "package").tasks
+    drafted = load_records(tmp_path, "cuda-sm_80").records[task.digest].schedule
+    assert [one.schedule for one in task.candidates] == [drafted]  # a record is always a candidate
 
 
 def test_drafts_become_records_only_where_they_are_predicted_faster(tmp_path):

@@ -170,7 +170,9 @@ def test_packages_without_tvm(package):
     assert not {name for name in loaded if within(name, *FRONT_END)}
 
 
-@pytest.mark.parametrize("module", ["tvm_fuse.doctor", "tvm_fuse.report", "tvm_fuse.relay.compat"])
+@pytest.mark.parametrize(
+    "module", ["tvm_fuse.doctor", "tvm_fuse.importing", "tvm_fuse.report", "tvm_fuse.relay.compat"]
+)
 def test_single_modules_without_tvm(module):
     assert not {name for name in loaded_by(f"import {module}") if within(name, "tvm", "bitblas")}
 

@@ -6,9 +6,12 @@ They become records that say that nobody measured them, or a package of candidat
 from __future__ import annotations
 
 import math
+import signal
+import threading
 import time
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Callable
@@ -35,6 +38,7 @@ from tvm_fuse.relay.tune_draft import (
     draft_schedules,
     profile_kernel,
     profile_schedule,
+    written_for,
 )
 from tvm_fuse.relay.tune_tasks import TunedTask, device_key_of, find_tasks
 from tvm_fuse.relay.tune_verify import BuiltKernel, build_candidate
@@ -132,16 +136,18 @@ def draft_model(
         options = replace(options, per_task=max(1, min(options.per_task, options.trials // len(works))))
     rows: list[DraftRow] = []
     written: list[str] = []
-    skipped = 0
-    for work in works:
-        if options.seconds is not None and time.monotonic() - start > options.seconds:
-            skipped += 1
-            continue
-        for row, record in _draft(model, work, options, writer if options.export is not None else None):
-            rows.append(row)
-            observe(row)
-            if record is not None:
-                written.append(str(save_record(options.into, record)))
+    done = 0
+    with _noted_interrupts() as interrupts:
+        for work in works:
+            is_late = options.seconds is not None and time.monotonic() - start > options.seconds
+            if is_late or interrupts:
+                break
+            for row, record in _draft(model, work, options, writer if options.export is not None else None):
+                rows.append(row)
+                observe(row)
+                if record is not None:
+                    written.append(str(save_record(options.into, record)))
+            done += 1
     if options.export is not None:
         writer.save(options.export)
     return DraftReport(
@@ -150,11 +156,32 @@ def draft_model(
         target=str(places[0].target),
         cards=tuple(place.scorer.card.name for place in places),
         rows=tuple(rows),
-        skipped=skipped,
+        skipped=len(works) - done,
+        is_interrupted=bool(interrupts),
         seconds=time.monotonic() - start,
         written=tuple(written),
         package=str(options.export) if options.export is not None else "",
     )
+
+
+@contextmanager
+def _noted_interrupts() -> Iterator[list[int]]:
+    """The first Ctrl-C is noted, for the end of a kernel: TVM, which calls our code, would lose it."""
+    noted: list[int] = []
+    if threading.current_thread() is not threading.main_thread():
+        yield noted
+        return
+    before = signal.getsignal(signal.SIGINT)
+
+    def note(number: int, frame: Any) -> None:
+        noted.append(number)
+        signal.signal(signal.SIGINT, before)
+
+    signal.signal(signal.SIGINT, note)
+    try:
+        yield noted
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def _find_places(target: Any, options: DraftOptions) -> tuple[_Place, ...]:
@@ -199,39 +226,77 @@ def _draft(
     model: RelayModel, work: _Work, options: DraftOptions, writer: PackageWriter | None
 ) -> Iterator[tuple[DraftRow, TunedRecord | None]]:
     """One kernel: sampled once, ranked and verified for each architecture."""
-    one, first = work.one, work.places[0]
-    scorers = [place.scorer for place in work.places]
-    drafts = draft_schedules(one, first.target, scorers, options.parameters, options.seed)
+    drafts: tuple[Draft, ...] = ()
+    problem = ""
+    try:
+        scorers = [place.scorer for place in work.places]
+        drafts = draft_schedules(work.one, work.places[0].target, scorers, options.parameters, options.seed)
+    except (RuntimeError, ValueError) as error:  # TVM's, of a computation that has no sketch
+        problem = f"no schedules can be drafted: {_last_line(error)}"
     for place in work.places:
-        stored = load_records(options.into, place.device).records.get(one.task.digest)
-        shortlist = _Shortlist(one, place)
-        baseline = build_candidate(one, place.target, "", profile_kernel(one.function, place.target))
-        baseline_s = place.scorer(baseline.profiles)
-        count = options.per_task if writer is not None else _FOR_RECORD
-        known = _known_draft(one, stored) if writer is not None else ()
-        most_s = math.inf if writer is not None else _WORTH * baseline_s
-        kept = shortlist.choose((*known, *drafts), count, most_s, len(known))
-        if writer is not None:
-            writer.add(one, baseline, kept)
-        best_s = place.scorer(kept[0].profiles) if kept else None
-        record = None
-        if options.is_kept and best_s is not None and best_s <= _WORTH * baseline_s < math.inf:
-            record = _make_record(model, one, place, kept[0], (best_s, baseline_s), len(drafts))
-            record = record if beats(record, stored) else None
-        row = DraftRow(
-            digest=one.task.digest,
-            name=one.task.name,
-            detail=one.task.detail,
-            device=place.device,
-            weight=one.task.weight,
-            baseline_s=baseline_s if math.isfinite(baseline_s) else None,
-            best_s=best_s,
-            drafted=len(drafts),
-            kept=len(kept),
-            rejected=dict(shortlist.rejected),
-            has_record=record is not None,
-        )
-        yield row, record
+        try:
+            yield _draft_for(model, work.one, place, drafts, options, writer, problem)
+        except (ToolFailed, ModelError) as error:
+            yield _make_row(work.one, place, drafts, problem=_last_line(error)), None
+
+
+def _draft_for(
+    model: RelayModel,
+    one: TunedTask,
+    place: _Place,
+    drafts: Sequence[Draft],
+    options: DraftOptions,
+    writer: PackageWriter | None,
+    problem: str,
+) -> tuple[DraftRow, TunedRecord | None]:
+    """Rank and verify the drafts of a kernel for one architecture."""
+    stored = load_records(options.into, place.device).records.get(one.task.digest)
+    shortlist = _Shortlist(one, place)
+    baseline = build_candidate(one, place.target, "", profile_kernel(one.function, place.target))
+    baseline_s = place.scorer(baseline.profiles)
+    count = options.per_task if writer is not None else _FOR_RECORD
+    known = _known_draft(one, stored) if writer is not None else ()
+    most_s = math.inf if writer is not None else _WORTH * baseline_s
+    kept = shortlist.choose((*known, *drafts), count, most_s, len(known))
+    if writer is not None:
+        writer.add(one, baseline, kept)
+    record = None
+    best_s = place.scorer(kept[0].profiles) if kept else None
+    if options.is_kept and best_s is not None and best_s <= _WORTH * baseline_s < math.inf:
+        record = _make_record(model, one, place, kept[0], (best_s, baseline_s), len(drafts))
+        record = record if beats(record, stored) else None
+    row = _make_row(one, place, drafts, problem=problem)
+    row = replace(
+        row,
+        baseline_s=baseline_s if math.isfinite(baseline_s) else None,
+        best_s=best_s,
+        kept=len(kept),
+        rejected=dict(shortlist.rejected),
+        has_record=record is not None,
+    )
+    return row, record
+
+
+def _make_row(one: TunedTask, place: _Place, drafts: Sequence[Draft], problem: str) -> DraftRow:
+    """The row of a kernel of which nothing more is known."""
+    return DraftRow(
+        digest=one.task.digest,
+        name=one.task.name,
+        detail=one.task.detail,
+        device=place.device,
+        weight=one.task.weight,
+        baseline_s=None,
+        best_s=None,
+        drafted=len(drafts),
+        kept=0,
+        rejected={},
+        has_record=False,
+        problem=problem,
+    )
+
+
+def _last_line(error: Exception) -> str:
+    return ([line.strip() for line in str(error).splitlines() if line.strip()] or [type(error).__name__])[-1]
 
 
 def _known_draft(one: TunedTask, stored: TunedRecord | None) -> tuple[Draft, ...]:
@@ -267,7 +332,9 @@ class _Shortlist:
 
     def _verify(self, draft: Draft) -> BuiltKernel | None:
         try:
-            built = build_candidate(self.one, self.place.target, draft.schedule, draft.profiles)
+            place = self.place
+            text = written_for(draft.schedule, place.target, place.scorer.card)
+            built = build_candidate(self.one, place.target, text, draft.profiles)
         except ToolFailed:
             self.rejected["does not build"] += 1
             return None

@@ -28,6 +28,7 @@ class DraftRow:
         kept: Of these, the ones on the shortlist.
         rejected: Why others were not -> how many.
         has_record: Whether a draft became a record.
+        problem: Why nothing could be drafted or built; empty where that is not so.
     """
 
     digest: str
@@ -41,6 +42,7 @@ class DraftRow:
     kept: int
     rejected: Mapping[str, int]
     has_record: bool
+    problem: str = ""
 
 
 @dataclass(frozen=True)
@@ -53,7 +55,8 @@ class DraftReport:
         target: Target string.
         cards: Short names of the cards that were drafted for.
         rows: The kernels, on each architecture.
-        skipped: Kernels that the time was over for.
+        skipped: Kernels that were not drafted: the time was over, or Ctrl-C ended it.
+        is_interrupted: Whether Ctrl-C ended it.
         seconds: How long it took.
         written: Files of records.
         package: Folder of the package of candidates, or empty.
@@ -65,6 +68,7 @@ class DraftReport:
     cards: tuple[str, ...]
     rows: tuple[DraftRow, ...]
     skipped: int
+    is_interrupted: bool
     seconds: float
     written: tuple[str, ...]
     package: str
@@ -97,8 +101,10 @@ def _lines(report: DraftReport) -> Iterator[str]:
         rejected.update(row.rejected)
     for reason, count in rejected.most_common():
         yield f"rejected, since the kernel {reason}: {count}"
+    yield from (f"{row.name} on {row.device}: {row.problem}" for row in report.rows if row.problem)
     if report.skipped:
-        yield f"the time was over before {report.skipped} kernels"
+        why = "interrupted" if report.is_interrupted else "the time was over"
+        yield f"{why}: {report.skipped} kernels were not drafted"
     if report.written:
         yield f"wrote {len(report.written)} records, marked not measured: only --drafts uses them"
     if report.package:

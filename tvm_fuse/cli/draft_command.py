@@ -13,6 +13,8 @@ from tvm_fuse.core.errors import UsageError
 
 __all__ = ["check_combination", "run_draft", "run_import"]
 
+_INTERRUPTED = 130
+
 #: Options of a search that measures, by their names in the namespace.
 _MEASURING = {"rpc": "--rpc", "key": "--key", "log": "--log", "resume": "--resume", "merge": "--merge"}
 
@@ -37,7 +39,7 @@ def check_combination(args: argparse.Namespace) -> None:
 
 
 def run_draft(args: argparse.Namespace) -> int:
-    """Draft schedules; the exit code is 0."""
+    """Draft schedules; the exit code is 0, or 130 after Ctrl-C, which keeps what is done."""
     steering = read_steering(args)
     check_folder(args.records, "--records")
     with show_progress("loading TVM"):
@@ -70,7 +72,7 @@ def run_draft(args: argparse.Namespace) -> int:
     print(render_drafts(report), file=sys.stderr if args.json else sys.stdout)
     if args.json:
         print(to_json(report))
-    return 0
+    return _INTERRUPTED if report.is_interrupted else 0
 
 
 def run_import(args: argparse.Namespace) -> int:

@@ -79,6 +79,8 @@ def apply_records(module: Any, target: Any, root: Path, *, drafts: bool = False)
         if found is not None:
             decisions.append(_decide(kernel, found, target, drafts))
             used += [found] if decisions[-1].applied else []
+    if not decisions:
+        return NOT_TUNED
     count = sum(not decision.applied for decision in decisions)
     summary = f"{len(used)} tuned records of {device} are used, {count} are not"
     record(PassRecord("TunedRecords", summary, bool(used), tuple(decisions), tuple(used)))

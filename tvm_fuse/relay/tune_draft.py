@@ -7,6 +7,7 @@ scored; about a quarter of a second each.
 
 from __future__ import annotations
 
+import json
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -28,6 +29,7 @@ __all__ = [
     "hardware_params",
     "profile_kernel",
     "profile_schedule",
+    "written_for",
 ]
 
 #: TVM's kernels declare their shared memory, and a block may declare so much on every architecture.
@@ -38,6 +40,7 @@ _WORD_BYTES = 4
 #: Annotations of AutoScheduler's iterators: those that are threads, and vectors of at most so many elements.
 _THREADS, _VECTOR, _MOST_LANES = (6, 8, 10), 2, 4
 _INVALID = float("-inf")
+_HOST = "llvm"  # whatever it is, it changes nothing
 _UNIT_S = 1e-3  # scores are positive: executions in a millisecond
 
 
@@ -123,6 +126,15 @@ def draft_schedules(
         start = list(policy.sample_initial_population())
         policy.evolutionary_search(start, parameters.population)
     return tuple(model.found.values())
+
+
+def written_for(schedule: str, target: Any, card: Card) -> str:
+    """A schedule as it would be written on another architecture: its steps are the same."""
+    entry = json.loads(schedule)
+    device = tvm.target.Target({key: value for key, value in target.export().items() if key != "host"})
+    sizes = (card.device.sms, _VECTOR_BYTES, _LINE_BYTES, _MOST_SMEM_BYTES, _ANY, _MOST_THREADS)
+    entry["i"][0][1:4] = [str(device), [*sizes, _MOST_VTHREADS, WARP_THREADS], _HOST]
+    return json.dumps(entry)
 
 
 def profile_kernel(function: Any, target: Any) -> tuple[KernelProfile, ...]:

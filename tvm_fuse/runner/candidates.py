@@ -44,6 +44,7 @@ EMULATOR = "emulator"
 UNUSABLE = 9
 
 _FLUSHED = 2  # times the second cache
+_WARMUP = 2  # rounds, for the clock to rise
 
 
 class _TaskMemory:
@@ -160,13 +161,14 @@ class _Bench:
         return worst
 
     def time(self, loaded: _Loaded, baseline: _Loaded | None) -> tuple[tuple[float, ...], tuple[float, ...]]:
-        """Seconds of a candidate, and of the baseline in the same rounds."""
+        """Seconds of a candidate, and of the baseline in the same rounds; the first rounds do not count."""
         mine, theirs = [], []
-        for _ in range(self.repeats):
+        warmup = _WARMUP if self.repeats > _WARMUP else 0
+        for _ in range(warmup + self.repeats):
             if baseline is not None:
                 theirs.append(self._time_once(baseline))
             mine.append(self._time_once(loaded))
-        return tuple(mine), tuple(theirs)
+        return tuple(mine[warmup:]), tuple(theirs[warmup:])
 
     def _time_once(self, loaded: _Loaded) -> float:
         self.device.fill(self.flush, POISON, self.flush_bytes)

@@ -325,7 +325,8 @@ class _Shortlist:
             most_s: Those that are predicted to take longer are not looked at.
             first: So many are looked at before all others, whatever their score.
         """
-        scored = [(self.place.scorer(draft.profiles), draft) for draft in drafts[first:]]
+        distinct = {draft.profiles: draft for draft in reversed(drafts[first:])}  # the first of those alike
+        scored = [(self.place.scorer(draft.profiles), draft) for draft in distinct.values()]
         ranked = sorted((pair for pair in scored if pair[0] <= most_s), key=lambda pair: pair[0])
         kept = choose_shortlist([*drafts[:first], *(draft for _, draft in ranked)], count, self._verify)
         return tuple(sorted(kept, key=lambda built: self.place.scorer(built.profiles)))

@@ -25,7 +25,7 @@ from tvm_fuse.core.tuning.records import (
     save_record,
     steps_of,
 )
-from tvm_fuse.core.tuning.score import find_card
+from tvm_fuse.core.tuning.score import Card, find_card, predict_s
 from tvm_fuse.cuda.candidate_files import load_package, package_digest
 from tvm_fuse.cuda.candidate_results import TIMED, CandidateResult, Results, read_results
 from tvm_fuse.cuda.candidates import Candidate, CandidateTask, Package
@@ -109,7 +109,8 @@ def import_results(folder: Path, file: Path, into: Path) -> ImportReport:
         rows.append(row)
         if record is not None:
             written.append(str(save_record(into, record)))
-    fit = fit_constants(_samples(package, results), find_card(package.arch, package.card), package.constants)
+    card = find_card(package.arch, package.card)
+    fit = fit_constants(_samples(package, results, card), card, package.constants)
     if fit is not None:
         provenance = {
             "tool": f"tvm-fuse {__version__}",
@@ -213,14 +214,16 @@ def _measured_on(results: Results) -> dict[str, Any]:
     return {"card": results.card, "driver": results.driver, "date": results.date, "package": results.package}
 
 
-def _samples(package: Package, results: Results) -> list[Sample]:
-    """All kernels that were timed and have profiles, baselines included."""
+def _samples(package: Package, results: Results, card: Card) -> list[Sample]:
+    """All kernels that were timed and have a score, baselines included."""
     known = results.by_id
     return [
         Sample(task.digest, one.profiles, known[one.id].cost_s)
         for task in package.tasks
         for one in task.all
-        if one.profiles and known[one.id].outcome == TIMED
+        if known[one.id].outcome == TIMED
+        and one.profiles
+        and math.isfinite(predict_s(one.profiles, card, package.constants))
     ]
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -86,6 +87,7 @@ class PackageWriter:
 
     def _candidate(self, name: str, built: BuiltKernel) -> Candidate:
         self._cubins[name], self._sources[name] = built.cubin, built.source
+        predicted_s = self._scorer(built.profiles)
         return Candidate(
             id=name,
             schedule=built.schedule,
@@ -93,7 +95,7 @@ class PackageWriter:
             calls=built.calls,
             workspaces=built.workspaces,
             profiles=built.profiles,
-            predicted_s=self._scorer(built.profiles) if built.profiles else 0.0,
+            predicted_s=predicted_s if math.isfinite(predicted_s) else 0.0,
         )
 
     def save(self, folder: Path) -> Package:

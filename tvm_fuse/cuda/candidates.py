@@ -69,7 +69,7 @@ class Candidate:
         calls: Its launches, in order; a tensor is an index into inputs, then outputs, of the task.
         workspaces: Scratch memory between its kernels.
         profiles: What its kernels do; empty where that is not known.
-        predicted_s: Seconds by the score; 0 where it has no profile.
+        predicted_s: Seconds by the score; 0 where it has none.
     """
 
     id: str

@@ -41,11 +41,12 @@ __all__ = ["JobOptions", "main", "render_results", "run_job"]
 _REPEATS = 15
 _SAVED_EVERY_S = 2.0
 _GRACE_S = 5.0
+_INTERRUPTED = 130
 _US = 1e6
 
 _EXIT_CODES = """\
 exit codes: 0 done; 2 usage; 3 the package is damaged; 4 no driver or no GPU; 5 the driver failed, or no
-candidate works"""
+candidate works; 130 Ctrl-C"""
 
 
 @dataclass(frozen=True)
@@ -137,13 +138,19 @@ def run_job(
         ModelError: The package is damaged.
         MissingDependency: There is no driver, or no GPU.
         ToolFailed: The driver refuses something that is no candidate's fault.
+        KeyboardInterrupt: After Ctrl-C; what is known is written.
     """
     progress = _Progress(load_package(folder), package_digest(folder), options, time.monotonic())
-    while progress.todo() and progress.left_s > 0:
-        before = len(progress.results)
-        _run_process(folder, progress, show)
-        if len(progress.results) == before and progress.left_s > 0:
-            raise ToolFailed("the measuring process ends without a result")
+    try:
+        while progress.todo() and progress.left_s > 0:
+            before = len(progress.results)
+            _run_process(folder, progress, show)
+            if len(progress.results) == before and progress.left_s > 0:
+                raise ToolFailed("the measuring process ends without a result")
+    except KeyboardInterrupt:
+        if progress.results:
+            progress.save()
+        raise
     if progress.device is None:
         raise ToolFailed(f"the device was not ready within {options.budget_s:g} s", "a larger --budget")
     return progress.package, progress.save()
@@ -297,6 +304,9 @@ def main(folder: Path, argv: Sequence[str] | None = None) -> int:
     except TvmFuseError as error:
         print(f"error: {error}", file=sys.stderr)
         return error.exit_code
+    except KeyboardInterrupt:
+        print(f"interrupted: what was measured is in {options.output}", file=sys.stderr)
+        return _INTERRUPTED
     print(render_results(package, results))
     print(f"wrote {options.output}")
     return 0 if any(one.outcome == TIMED for one in results.results) else ToolFailed.exit_code

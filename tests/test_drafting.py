@@ -22,6 +22,7 @@ from tvm_fuse.cuda.candidate_files import load_package
 from tvm_fuse.cuda.candidate_results import TIMED, WRONG, save_results
 from tvm_fuse.importing import import_results, render_import
 from tvm_fuse.runner.candidate_job import JobOptions, run_job
+from tvm_fuse.runner.process import find_device
 
 drafting = Lazy("tvm_fuse.drafting")
 drafts = Lazy("tvm_fuse.relay.tune_draft")
@@ -43,9 +44,9 @@ def dense_module():
     return net.module(relay.nn.relu(relay.nn.bias_add(product, net.const(48))))
 
 
-def draft(module, **options):
+def draft(module, target=TARGET, **options):
     options = {"parameters": drafts.DraftParameters(16, 1, 4), "is_measured": False, **options}
-    return drafting.draft_model(load.model_from_module(module, {}), TARGET, drafting.DraftOptions(**options))
+    return drafting.draft_model(load.model_from_module(module, {}), target, drafting.DraftOptions(**options))
 
 
 @pytest.fixture(scope="module")
@@ -117,6 +118,17 @@ def test_a_reference_of_other_numbers_makes_all_wrong(exported, tmp_path):
         tmp_path / "package", JobOptions(tmp_path / "r.json", device="emulator", repeats=1, silence_s=300.0)
     )
     assert {one.outcome for one in results.results} == {WRONG}
+
+
+@pytest.mark.gpu
+def test_a_package_on_a_gpu(tmp_path):
+    device = find_device(0)
+    draft(dense_module(), f"cuda -arch={device.arch}", export=tmp_path / "package", per_task=2, into=tmp_path)
+    _, results = run_job(tmp_path / "package", JobOptions(tmp_path / "results.json"))
+    assert [one.outcome for one in results.results] == [TIMED] * 3
+    assert (results.card, results.is_emulated) == (device.name, False)
+    (row,) = imported(tmp_path / "package", results, tmp_path).rows
+    assert row.speedup is not None
 
 
 def test_what_is_faster_becomes_a_record_that_a_build_uses(exported, measured, tmp_path):

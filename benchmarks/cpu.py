@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cpu_pages import write_pages
+from benchmarks.cpu_pages import STOCK, write_pages
 from benchmarks.interleave import Timed, describe_saving, describe_speedup, describe_times, run_rounds
 from benchmarks.record import RESULTS, describe_cpu, revision, save_results
 from tvm_fuse.core.cpu import read_cpu
@@ -33,7 +33,7 @@ from tvm_fuse.core.cpu import read_cpu
 NAMES = ("resnet50", "mobilenet_v2", "efficientnet_b0")
 BATCHES = (1, 8)
 OURS = "tvm_fuse"
-OTHERS = ("onnxruntime", "openvino", "tvm_opt_level_3")
+OTHERS = ("onnxruntime", "openvino", *STOCK)
 APART = ("folded_apart", "unfolded_apart")
 
 

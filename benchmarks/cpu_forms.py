@@ -5,6 +5,7 @@
 ``folded_apart``        the same layouts and schedules, batch norms folded, each operator a kernel of its own
 ``unfolded_apart``      the same, and batch norms not folded: a multiply and an add after the convolution
 ``tvm_opt_level_3``     TVM alone: all its passes, its own layouts and schedules, not tuned
+``tvm_plain_llvm``      the same for the target `llvm`, whose code runs on any x86-64
 ``onnxruntime``         ONNX Runtime's CPU provider, all its optimizations
 ``openvino``            OpenVINO, float32 arithmetic (it would take bfloat16 where there is hardware for it)
 ======================  =====================================================================================
@@ -31,10 +32,20 @@ from tvm_fuse.relay.load import load_model
 from tvm_fuse.relay.target import resolve_target
 from tvm_fuse.relay.winograd_pass import use_winograd
 
-__all__ = ["build_apart", "build_forms", "build_stock", "lay_out_unfolded", "open_forms", "target_of"]
+__all__ = [
+    "STOCK_TARGETS",
+    "build_apart",
+    "build_forms",
+    "build_stock",
+    "lay_out_unfolded",
+    "open_forms",
+    "target_of",
+]
 
 INPUT = "input"
 OURS = ("tvm_fuse", "folded_apart", "unfolded_apart")
+#: TVM alone -> the target it is built for.
+STOCK_TARGETS = {"tvm_opt_level_3": f"llvm -mcpu={detect_cpu()}", "tvm_plain_llvm": "llvm"}
 
 #: Largest difference of two forms' results, as a share of the largest result: float32 sums in another order.
 _TOLERANCE = 1e-3
@@ -69,7 +80,8 @@ def build_forms(folder: Path, name: str, batch: int, threads: tuple[int, ...]) -
         _export(build_fused(fused.module, on).library, folder, name, batch, count, "tvm_fuse")
         _export(build_apart(fused.laid_out, on), folder, name, batch, count, "folded_apart")
         _export(build_apart(unfolded, on), folder, name, batch, count, "unfolded_apart")
-    _export(build_stock(model.module), folder, name, batch, None, "tvm_opt_level_3")
+    for form, text in STOCK_TARGETS.items():
+        _export(build_stock(model.module, text), folder, name, batch, None, form)
 
 
 def lay_out_unfolded(fused: FusedModel, target: Any) -> Any:
@@ -86,13 +98,13 @@ def build_apart(module: Any, target: Any) -> Any:
         return relay.build(module, target=target)
 
 
-def build_stock(module: Any) -> Any:
-    """TVM's own best effort without tuning: every pass of opt_level 3, its own schedules.
+def build_stock(module: Any, text: str) -> Any:
+    """TVM's own best effort for a target without tuning: every pass of opt_level 3, its own schedules.
 
     Operators on constants are computed in NumPy between the passes. TVM compiles each of them, which gives
     the same graph and takes six times as long.
     """
-    target = tvm.target.Target(f"llvm -mcpu={detect_cpu()}")
+    target = tvm.target.Target(text)
     module = fold_constants(relay.transform.SimplifyInference()(relay.transform.InferType()(module)))
     prefix = tvm.get_global_func("relay.backend.GetPassPrefixSeq")(True, False)
     with target, tvm.transform.PassContext(opt_level=3, disabled_pass=["FoldConstant"]):
@@ -121,7 +133,8 @@ def open_forms(folder: Path, name: str, batch: int, threads: int) -> list[Contes
     image = make_image(batch)
     file = _model_file(folder, name, batch)
     pairs = {form: _open_tvm(_library_file(folder, name, batch, threads, form), image) for form in OURS}
-    pairs["tvm_opt_level_3"] = _open_tvm(_library_file(folder, name, batch, None, "tvm_opt_level_3"), image)
+    for form in STOCK_TARGETS:
+        pairs[form] = _open_tvm(_library_file(folder, name, batch, None, form), image)
     pairs["onnxruntime"] = _open_onnxruntime(file, image, threads)
     pairs["openvino"] = _open_openvino(file, image, threads)
     wanted = pairs["onnxruntime"][1]()

@@ -63,7 +63,7 @@ def test_all_forms_of_a_layer(model):
         "fused": build.build_fused(fused.module, target).library,
         "folded": forms.build_apart(fused.laid_out, target),
         "unfolded": forms.build_apart(forms.lay_out_unfolded(fused, target), target),
-        "stock": forms.build_stock(model.module),
+        "stock": forms.build_stock(model.module, forms.STOCK_TARGETS["tvm_opt_level_3"]),
     }
     kernels = {name: operators(library) for name, library in libraries.items()}
     totals = {name: sum(counted.values()) for name, counted in kernels.items()}

@@ -21,6 +21,7 @@ FORMS = {
     "onnxruntime": 0.012,
     "openvino": 0.009,
     "tvm_opt_level_3": 0.050,
+    "tvm_plain_llvm": 0.100,
 }
 
 
@@ -43,7 +44,8 @@ def test_a_row_of_the_comparison():
     last = cpu_pages.compare_table([row()]).splitlines()[-1]
     assert last == (
         "| MobileNetV2, 1, 2 | 10.0 | 12.0 ms, 1.20 x (1.20 to 1.20) "
-        "| 9.00 ms, 0.90 x (0.90 to 0.90) | 50.0 ms, 5.00 x (5.00 to 5.00) |"
+        "| 9.00 ms, 0.90 x (0.90 to 0.90) | 50.0 ms, 5.00 x (5.00 to 5.00) "
+        "| 100 ms, 10.00 x (10.00 to 10.00) |"
     )
 
 

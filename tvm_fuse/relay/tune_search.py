@@ -21,6 +21,7 @@ from tvm_fuse.core.tuning.budget import SearchParameters
 from tvm_fuse.core.tuning.records import steps_of
 from tvm_fuse.core.tuning.task import Measurement, Task
 from tvm_fuse.relay.base import tvm
+from tvm_fuse.relay.tune_model import ScheduleModel
 from tvm_fuse.relay.tune_tasks import TunedTask
 
 __all__ = ["ScheduleSearch", "make_search_task", "seeded", "write_schedule"]
@@ -88,12 +89,12 @@ class ScheduleSearch:
         """Train the model on all that was measured so far."""
         inputs = [self._input(task, one.schedule) for one in results]
         self._model.update(inputs, [_result(one) for one in results])
-        if self._model.bst is not None and len(self._model.inputs) > self._model.num_warmup_sample:
+        if self._model.is_trained:
             self._pretrained = None
 
     def save(self, file: Path) -> bool:
         """Write the model for later jobs; False when it has seen too little to be of use."""
-        if self._model.bst is None or len(self._model.inputs) <= self._model.num_warmup_sample:
+        if not self._model.is_trained:
             return False
         file.parent.mkdir(parents=True, exist_ok=True)
         with tempfile.TemporaryDirectory(dir=file.parent) as scratch:
@@ -167,7 +168,7 @@ def _result(one: Measurement) -> Any:
 
 def _make_model(warm_up: int) -> Any:
     try:
-        return tvm.auto_scheduler.XGBModel(verbose_eval=0, num_warmup_sample=warm_up)
+        return ScheduleModel(warm_up)
     except ImportError as error:
         raise MissingDependency(
             "tuning needs XGBoost, which is not installed", 'pip install "tvm-fuse[tune]"'

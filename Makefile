@@ -36,8 +36,9 @@ lint: $(VENV)/.installed
 	$(BIN)/mypy
 
 bench: $(VENV)/.bench
-	$(BIN)/python benchmarks/profile_cpu.py
 	$(BIN)/python benchmarks/cpu.py
+	$(BIN)/python benchmarks/profile_cpu.py
+	$(BIN)/python benchmarks/cpu_pages.py
 
 clean:
 	rm -rf $(VENV) build dist .mypy_cache .pytest_cache .ruff_cache

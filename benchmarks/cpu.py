@@ -1,7 +1,7 @@
 """tvm-fuse on a CPU beside ONNX Runtime, OpenVINO and TVM alone, and the share that fusion has in it.
 
-``make bench`` installs OpenVINO and runs this script and ``profile_cpu.py``. It writes
-``benchmarks/results/cpu.json`` and ``cpu.svg`` and the tables of README.md and docs/cpu.md.
+``make bench`` installs OpenVINO and runs this script, which writes ``benchmarks/results/cpu.json``, then
+``profile_cpu.py``, and ``cpu_pages.py``, which shows what both wrote.
 
 All forms (``cpu_forms.py``) are built first, then timed in turn (``interleave.py``): for each number of
 threads and images one process, since TVM's pool of threads is made once in a process, and in it all forms of
@@ -25,7 +25,7 @@ from tempfile import TemporaryDirectory
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from benchmarks.cpu_pages import STOCK, write_pages
+from benchmarks.cpu_pages import STOCK
 from benchmarks.interleave import Timed, describe_saving, describe_speedup, describe_times, run_rounds
 from benchmarks.record import RESULTS, describe_cpu, revision, save_results
 from tvm_fuse.core.cpu import read_cpu
@@ -95,7 +95,7 @@ def tell(text: str) -> None:
 
 
 def run_all(args: argparse.Namespace) -> None:
-    """Build, measure, save, and write the pages."""
+    """Build, measure and save."""
     missing = [name for name in ("onnxruntime", "openvino") if find_spec(name) is None]
     if missing:
         raise SystemExit(f"{', '.join(missing)} is not installed: `make bench` does that")
@@ -127,8 +127,6 @@ def run_all(args: argparse.Namespace) -> None:
     }
     versions = {name: version(name) for name in ("onnxruntime", "openvino")}
     save_results("cpu", results, args.out, machine, versions)
-    if args.out == RESULTS:
-        write_pages()
 
 
 def parse(words: Sequence[str] | None = None) -> argparse.Namespace:

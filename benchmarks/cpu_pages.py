@@ -23,7 +23,7 @@ ROOT = Path(__file__).resolve().parents[1]
 
 TITLES = {"resnet50": "ResNet-50", "mobilenet_v2": "MobileNetV2", "efficientnet_b0": "EfficientNet-B0"}
 #: TVM alone, not tuned: for this processor, and as ``relay.build(module, "llvm")`` builds it for any x86-64.
-STOCK = {"tvm_opt_level_3": "TVM, not tuned", "tvm_plain_llvm": "TVM, plain `llvm`"}
+STOCK = {"tvm_opt_level_3": "TVM with `-mcpu`", "tvm_plain_llvm": "TVM, plain `llvm`"}
 FORMS = {"onnxruntime": "ONNX Runtime", "openvino": "OpenVINO", **STOCK}
 PAGES = ("README.md", "docs/cpu.md")
 NOT_MEASURED = "Not yet measured."

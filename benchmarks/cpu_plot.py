@@ -18,7 +18,7 @@ _FORMS = {
     "tvm_fuse": ("tvm-fuse", "#1d6fd8"),
     "onnxruntime": ("ONNX Runtime", "#8fa3b5"),
     "openvino": ("OpenVINO", "#b3a58a"),
-    "tvm_opt_level_3": ("TVM, not tuned", "#d9c7d0"),
+    "tvm_opt_level_3": ("TVM with -mcpu", "#d9c7d0"),
     "tvm_plain_llvm": ("TVM, plain llvm", "#ece4e8"),
 }
 _PANEL, _LEFT, _BAR, _GROUP, _TOP, _MARGIN = 460, 112, 13, 16, 64, 20

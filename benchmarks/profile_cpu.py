@@ -1,10 +1,11 @@
 """Where the time of a fused model goes on a CPU, kernel by kernel.
 
-``python benchmarks/profile_cpu.py [MODEL ...]`` writes ``benchmarks/results/profile_cpu.json`` and the tables
-of docs/cpu.md. Kernels are timed one after the other as an inference calls them, with what the one before
-left in the caches; the median of many inferences counts. Operations are those of the operators: a convolution
-by Winograd's algorithm does fewer, so it may be above the peak. Bytes are every operand and result once. The
-peak is measured in the same process, before every model and after it (``peak.py``), and the best one counts.
+``python benchmarks/profile_cpu.py [MODEL ...]`` writes ``benchmarks/results/profile_cpu.json``, which
+``cpu_pages.py`` shows in docs/cpu.md. Kernels are timed one after the other as an inference calls them,
+with what the one before left in the caches; the median of many inferences counts. Operations are those of
+the operators: a convolution by Winograd's algorithm does fewer, so it may be above the peak. Bytes are
+every operand and result once. The peak is measured in the same process, before every model and after it
+(``peak.py``), and the best one counts.
 """
 
 from __future__ import annotations
@@ -22,7 +23,6 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from benchmarks.cpu import NAMES
-from benchmarks.cpu_pages import write_pages
 from benchmarks.interleave import read_others_s
 from benchmarks.record import RESULTS, describe_cpu, revision, save_results
 from tvm_fuse.core.cpu import read_cpu
@@ -120,7 +120,7 @@ def _open_profiler(artifact: Any, image: Any, folder: str) -> Callable[[], list[
 
 
 def main() -> None:
-    """Profile, save, and write the pages."""
+    """Profile and save."""
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("models", nargs="*", metavar="MODEL", help=f"of {', '.join(NAMES)}; all if none")
     parser.add_argument("--batch", type=int, default=1, metavar="N")
@@ -154,8 +154,6 @@ def main() -> None:
     }
     machine = {"model": describe_cpu(), "load_average_before": [round(value, 2) for value in load]}
     save_results("profile_cpu", results, args.out, machine)
-    if args.out == RESULTS:
-        write_pages()
 
 
 if __name__ == "__main__":

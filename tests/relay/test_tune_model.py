@@ -102,7 +102,7 @@ def test_the_order_of_addresses_changes_no_score(fused, found, monkeypatch):  # 
     np.testing.assert_array_equal(scores(), wanted)
 
 
-def test_a_program_that_cannot_be_lowered_scores_nothing(fused, found, monkeypatch):  # noqa: F811
+def test_a_program_that_cannot_be_lowered_scores_nothing(monkeypatch):
     made = model.ScheduleModel(4)
     nothing = np.zeros((1, 164))
     monkeypatch.setattr(

@@ -19,8 +19,8 @@ __all__ = ["ScheduleModel", "put_in_order"]
 
 _TVM = tvm.auto_scheduler.cost_model.xgb_model
 _FEATURES = tvm.auto_scheduler.feature
-#: TVM's ``DEFAULT_MAX_N_BUFS``: a store has the features of so many buffers, the largest first.
-_BUFFERS = 5
+#: A store has the features of so many buffers, the largest first.
+_BUFFERS = _FEATURES.DEFAULT_MAX_N_BUFS
 _NAMES = list(_FEATURES.get_per_store_feature_names())
 _FIRST, _END = _NAMES.index("B0.acc_type.kRead"), _NAMES.index("arith_intensity_curve_0")
 #: TVM's own order of buffers is kept where it says something.
@@ -50,7 +50,7 @@ class ScheduleModel(_TVM.XGBModel):  # type: ignore[misc,name-defined]
         self.inputs_feature_cache = [*self.inputs_feature_cache, *map(put_in_order, features)]
         super().update(inputs, results)
 
-    def predict(self, task: Any, states: Sequence[Any]) -> npt.NDArray[np.float32]:
+    def predict(self, task: Any, states: Sequence[Any]) -> npt.NDArray[np.floating[Any]]:
         """A score for each state, more is faster; minus infinity for one that TVM cannot lower."""
         features = [put_in_order(one) for one in _FEATURES.get_per_store_features_from_states(states, task)]
         if self.is_trained:
